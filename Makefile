@@ -1,0 +1,32 @@
+# make demo   install and run the demonstration
+# make test   install and run all tests
+# make check  formatting, lint, types and the house rules
+
+PYTHON ?= python3
+BIN := .venv/bin
+STAMP := .venv/.installed
+
+.PHONY: install demo test check clean
+
+install: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install -c constraints.txt -e ".[train,dev]"
+	touch $@
+
+demo: install
+	$(BIN)/python examples/demo.py
+
+test: install
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+check: install
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/pyright
+	$(BIN)/python -m pytest -q tests/house
+
+clean:
+	rm -rf .pytest_cache .ruff_cache .hypothesis build dist *.egg-info runs
+	find meshwright tests benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} +

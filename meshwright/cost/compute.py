@@ -1,0 +1,128 @@
+"""Seconds of computing one layer on one rank: a roofline over its operators.
+
+A matrix product (m, k) x (k, n) takes max(2mkn / rate, moved bytes / bandwidth) + launch. Attention
+cores run at their own rate and skip the masked half (flash kernels). Everything else is bound by
+memory: bytes per token of norms, residuals, activations, biases and rotations, as counted for the
+operators of the zoo in 16 bit (scaled by the dtype): forward 20 per hidden and 4 (6 gated) per
+local ffn element, backward 24 and 6 (10 gated), rotary 4 per local query and key element. The loss
+moves 28 bytes per logit, forward and backward together (32-bit temporaries).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+
+from meshwright.spec.base import dtype_bytes
+from meshwright.spec.cluster import DeviceSpec
+from meshwright.spec.flops import forward_flops
+from meshwright.spec.job import JobSpec
+from meshwright.spec.model import BlockLayer, EmbeddingLayer, HeadLayer, LayerSpec
+from meshwright.spec.parameters import ParameterSpec, layer_parameters
+
+_HALF = 2  # bytes of the dtype that the per-token byte counts were made for
+_BACKWARD_ATTENTION = 2.5  # FLOPs of a flash backward pass over its forward pass (it recomputes the scores)
+_LOSS_FORWARD_BYTES, _LOSS_BACKWARD_BYTES = 14, 14
+_OPTIMIZER_BYTES = 40  # AdamW reads and writes master, gradient and two states, and writes a 16-bit copy
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComputeSeconds:
+    """Forward and backward seconds of one layer for one micro-batch on one rank, without communication."""
+
+    forward_s: float
+    backward_s: float
+
+
+@lru_cache(maxsize=65536)
+def layer_compute(layer: LayerSpec, tp: int, samples_per_rank: int, job: JobSpec, device: DeviceSpec) -> ComputeSeconds:
+    """Return the compute seconds of `layer` split over `tp` ranks, for `samples_per_rank` samples."""
+    tokens = samples_per_rank * job.seq_len
+    forward_s = backward_s = 0.0
+    for rows, columns, inner in _matmuls(layer, tp, tokens):
+        forward_s += _matmul_s(rows, columns, inner, job, device)
+        backward_s += _matmul_s(rows, inner, columns, job, device) + _matmul_s(columns, inner, rows, job, device)
+    attention_s = _attention_s(layer, tp, samples_per_rank, job, device)
+    forward_bytes, backward_bytes = _moved_bytes(layer, tp, tokens, job)
+    forward_launches, backward_launches = _launches(layer)
+    bytes_per_s = device.memory_bytes_per_s * device.memory_efficiency
+    forward_s += attention_s + forward_bytes / bytes_per_s + forward_launches * device.launch_s
+    backward_s += (
+        _BACKWARD_ATTENTION * attention_s + backward_bytes / bytes_per_s + backward_launches * device.launch_s
+    )
+    return ComputeSeconds(forward_s=forward_s, backward_s=backward_s)
+
+
+def accumulate_s(num_elements: int, job: JobSpec, device: DeviceSpec) -> float:
+    """Return the seconds to add one micro-batch's gradients of `num_elements` local parameters."""
+    moved = num_elements * (dtype_bytes(job.param_dtype) + 2 * dtype_bytes(job.reduce_dtype))
+    return moved / (device.memory_bytes_per_s * device.memory_efficiency)
+
+
+def optimizer_s(num_elements: int, device: DeviceSpec) -> float:
+    """Return the seconds of one AdamW step on `num_elements` parameters of a rank."""
+    return num_elements * _OPTIMIZER_BYTES / (device.memory_bytes_per_s * device.memory_efficiency)
+
+
+def _matmuls(layer: LayerSpec, tp: int, tokens: int) -> Iterator[tuple[int, int, int]]:
+    """Yield (rows, columns, inner) of every weight product of the layer's forward pass."""
+    if isinstance(layer, EmbeddingLayer):
+        return
+    for parameter in layer_parameters(layer):
+        if _is_matrix(parameter):
+            num_outputs, num_inputs = parameter.local_shape(tp)
+            yield tokens, num_outputs, num_inputs
+
+
+def _is_matrix(parameter: ParameterSpec) -> bool:
+    return len(parameter.shape) == 2  # noqa: PLR2004 a matrix
+
+
+def _matmul_s(rows: int, columns: int, inner: int, job: JobSpec, device: DeviceSpec) -> float:
+    flops_per_s = device.peak_flops_per_s(job.param_dtype) * device.matmul_efficiency
+    moved = (rows * inner + inner * columns + rows * columns) * dtype_bytes(job.param_dtype)
+    moving_s = moved / (device.memory_bytes_per_s * device.memory_efficiency)
+    return max(2 * rows * columns * inner / flops_per_s, moving_s) + device.launch_s
+
+
+def _attention_s(layer: LayerSpec, tp: int, samples: int, job: JobSpec, device: DeviceSpec) -> float:
+    if not isinstance(layer, BlockLayer):
+        return 0.0
+    causal_flops = forward_flops(layer, job.seq_len).attention_flops * samples / tp / 2
+    # Tiles on the diagonal are computed whole: a share of 256 tokens is lost (fitted on published runs).
+    fill = job.seq_len / (job.seq_len + 256)
+    rate = device.peak_flops_per_s(job.param_dtype) * device.attention_efficiency * fill
+    return causal_flops / rate + device.launch_s
+
+
+def _moved_bytes(layer: LayerSpec, tp: int, tokens: int, job: JobSpec) -> tuple[float, float]:
+    scale = tokens * dtype_bytes(job.param_dtype) / _HALF
+    match layer:
+        case EmbeddingLayer():
+            return scale * 8 * layer.hidden_size, scale * 12 * layer.hidden_size
+        case HeadLayer():
+            logits = tokens * layer.padded_vocab_size / tp
+            norms = scale * 10 * layer.hidden_size
+            return norms + logits * _LOSS_FORWARD_BYTES, norms + logits * _LOSS_BACKWARD_BYTES
+        case BlockLayer():
+            ffn = layer.mlp.ffn_size / tp
+            gated = layer.mlp.gated
+            forward = 20 * layer.hidden_size + (6 if gated else 4) * ffn
+            backward = 24 * layer.hidden_size + (10 if gated else 6) * ffn
+            if layer.attention.rotary:
+                heads = layer.attention.num_heads + layer.attention.num_kv_heads
+                forward += 4 * heads * layer.attention.head_size / tp
+                backward += 4 * heads * layer.attention.head_size / tp
+            return scale * forward, scale * backward
+
+
+def _launches(layer: LayerSpec) -> tuple[int, int]:
+    """Return the kernels beside matrix products and attention, forward and backward."""
+    match layer:
+        case EmbeddingLayer():
+            return 2, 2
+        case HeadLayer():
+            return 8, 8
+        case BlockLayer():
+            return (16, 24) if layer.attention.rotary else (8, 12)

@@ -1,0 +1,77 @@
+"""Seconds of moving a hidden tensor: between the layouts of neighbouring layers, and between stages."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from meshwright.cost.comm import collective_s
+from meshwright.spec.base import dtype_bytes
+from meshwright.spec.cluster import ClusterSpec
+from meshwright.spec.job import JobSpec
+from meshwright.spec.mesh import Layout, transfer
+from meshwright.spec.model import TensorSpec
+
+
+def tensor_bytes(tensor: TensorSpec, job: JobSpec) -> int:
+    """Return the bytes of `tensor` for one sample."""
+    num_elements = 1
+    for size in tensor.resolve({"seq": job.seq_len}):
+        num_elements *= size
+    return num_elements * dtype_bytes(job.param_dtype if tensor.dtype == "param" else tensor.dtype)
+
+
+@lru_cache(maxsize=65536)
+def relayout_s(
+    tensors: tuple[TensorSpec, ...],
+    source: Layout,
+    target: Layout,
+    micro_batch_samples: int,
+    job: JobSpec,
+    cluster: ClusterSpec,
+) -> float:
+    """Return the seconds of one micro-batch's `tensors` going from `source` to `target` inside a stage.
+
+    The gradient's way back is `relayout_s(tensors, target, source, ...)`.
+    """
+    moved = transfer(source, target)
+    if moved.kind == "none":
+        return 0.0
+    total_s = 0.0
+    device = cluster.device
+    for tensor in tensors:
+        sample_bytes = tensor_bytes(tensor, job)
+        # What a rank ends up with is written once, wherever it came from.
+        target_bytes = micro_batch_samples // target.dp * sample_bytes
+        total_s += device.launch_s + 2 * target_bytes / (device.memory_bytes_per_s * device.memory_efficiency)
+        received = moved.largest_received_units * (micro_batch_samples / moved.num_units) * sample_bytes
+        if received:
+            group = _widest_group(moved.groups, cluster)
+            message_bytes = received * len(group) / (len(group) - 1)
+            op = "all_gather" if moved.kind == "all_gather" else "all_to_all"
+            total_s += collective_s(op, message_bytes, group, cluster)
+    return total_s
+
+
+@lru_cache(maxsize=65536)
+def border_s(
+    tensors: tuple[TensorSpec, ...],
+    sender: Layout,
+    micro_batch_samples: int,
+    num_stages: int,
+    job: JobSpec,
+    cluster: ClusterSpec,
+) -> float:
+    """Return the seconds of sending one micro-batch's `tensors` to the next stage, in the sender's layout.
+
+    Every rank sends its own slice to the rank at its own place in the next stage. All borders are
+    priced as the slowest one.
+    """
+    stage_ranks = sender.num_ranks
+    pairs = [(rank, rank + stage_ranks) for rank in range(stage_ranks * (num_stages - 1))]
+    pair = max(pairs, key=cluster.nodes_of, default=(0, 0))
+    samples = micro_batch_samples // sender.dp
+    return sum(collective_s("send", samples * tensor_bytes(t, job), pair, cluster) for t in tensors)
+
+
+def _widest_group(groups: tuple[tuple[int, ...], ...], cluster: ClusterSpec) -> tuple[int, ...]:
+    return max(groups, key=lambda ranks: (cluster.nodes_of(ranks), len(ranks)))

@@ -1,0 +1,259 @@
+"""A plan applied to a model: the whole of hybrid parallelism on one page.
+
+    engine = parallelize(build_model(plan.model), plan)
+    optimizer = make_optimizer(engine, plan.job.optimizer)
+    report = engine.forward_backward(batch)      # gradients are summed over all ranks, loss over all tokens
+    norm = engine.clip_gradients(1.0)
+    optimizer.step(); engine.zero_grad()
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from meshwright.errors import UserError
+from meshwright.models.build import Transformer, tie
+from meshwright.models.loss import IGNORE_INDEX
+from meshwright.runtime.gradients import (
+    HeldParameter,
+    clip,
+    set_policy,
+    squared_norm,
+    sum_split_norms,
+    sum_tied,
+)
+from meshwright.runtime.groups import World
+from meshwright.runtime.initialize import FullParameter, initial_parameter, local_data, own_slice, parameter_name
+from meshwright.runtime.pipeline import Pipeline
+from meshwright.runtime.split import fsdp_unit, recompute, shard_data_parallel, split_weights
+from meshwright.runtime.stage import Stage
+from meshwright.spec.mesh import MeshShape
+from meshwright.spec.parameters import layer_parameters
+from meshwright.spec.plan import Plan
+from meshwright.spec.strategy import Strategy
+
+Batch = Callable[[int, int], tuple[Tensor, Tensor]]
+"""(first, count) -> ids and targets [count, seq] of these samples of the global batch."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepReport:
+    """One step over all ranks: mean loss of a token (nats), how many counted, global gradient norm before clipping."""
+
+    loss: float
+    num_tokens: int
+    gradient_norm: float
+
+
+def parallelize(model: Transformer, plan: Plan, *, seed: int = 0, device: torch.device | None = None) -> Engine:
+    """Return this rank's part of `model` under `plan`. Collective: every rank calls it.
+
+    A model on the meta device is initialised from `seed`, the same under every plan; otherwise its
+    values are kept (every rank must pass equal ones).
+    """
+    refuse_what_cannot_run(plan)
+    if model.spec != plan.model:
+        raise UserError(f"model: the plan is for {plan.model.name}, but {model.spec.name} was given")
+    device = device or default_device(plan)
+    world = World.create(plan, device)
+    full = _full_values(model, plan, seed)
+    layers = {
+        index: model.layers[index].to("meta")
+        for index in range(plan.boundaries[world.stage], plan.boundaries[world.stage + 1])
+    }
+    tied_here = plan.model.tied_embedding and plan.num_stages == 1
+    for index, layer in layers.items():
+        strategy = plan.strategies[index]
+        split_weights(layer, layer_parameters(plan.model.layers[index]), world, MeshShape.of(strategy))
+        if strategy.recompute == "full":
+            recompute(layer)
+    if tied_here:
+        tie(layers[0], layers[len(layers) - 1])
+    for unit in sharded_units(plan, list(layers)):
+        shard_data_parallel([layers[index] for index in unit], plan.strategies[unit[0]], world, plan.job)
+    stage = Stage(layers, world)
+    _make_root(stage, plan.strategies[min(layers)], world)
+    stage.to_empty(device=device)
+    if tied_here:
+        tie(layers[0], layers[len(layers) - 1])  # again: to_empty makes new parameters, one for each name
+    held = _held_parameters(stage, world)
+    _fill(held, full, world)
+    return Engine(stage=stage, held=held, world=world)
+
+
+def sharded_units(plan: Plan, indices: list[int]) -> list[list[int]]:
+    """Return which layers are sharded together: each alone, but for a weight tied inside one stage."""
+    if plan.model.tied_embedding and plan.num_stages == 1:
+        return [[indices[0], indices[-1]], *([index] for index in indices[1:-1])]
+    return [[index] for index in indices]
+
+
+def refuse_what_cannot_run(plan: Plan) -> None:
+    """Raise UserError for strategies that can be priced but not run yet."""
+    for index, strategy in enumerate(plan.strategies):
+        for name, given, allowed in (
+            ("sequence_parallel", strategy.sequence_parallel, False),
+            ("cp", strategy.cp, 1),
+            ("ep", strategy.ep, 1),
+        ):
+            if given != allowed:
+                raise UserError(f"layer {index}: {name} {given} can be priced but not run yet; use {allowed}")
+        if strategy.zero_stage == 1:
+            raise UserError(f"layer {index}: zero_stage 1 can be priced but not run yet; use 0, 2 or 3")
+
+
+def default_device(plan: Plan) -> torch.device:
+    """Return the device of this rank: its own GPU, or the CPU, as the plan's cluster says."""
+    if plan.cluster.device.backend == "cpu":
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise UserError(f"cluster: {plan.cluster.name} has GPUs, but torch finds none here; plan for a cpu cluster")
+    return torch.device("cuda", torch.cuda.current_device())
+
+
+class Engine:
+    """One rank of a training job under a plan."""
+
+    def __init__(self, *, stage: Stage, held: list[HeldParameter], world: World) -> None:
+        self.stage, self.held, self.world, self.plan = stage, held, world, world.plan
+        self.pipeline = Pipeline(stage, world)
+        first, last = self.plan.strategies[0], self.plan.strategies[-1]
+        self._units = [
+            (fsdp_unit(stage.layers[str(unit[0])]), self.plan.strategies[unit[0]])
+            for unit in sharded_units(self.plan, [int(name) for name in stage.layers])
+        ]
+        self._ids_mesh, self._targets_mesh = MeshShape.of(first), MeshShape.of(last)
+        self._last_norm_squared = 0.0
+
+    def parameters(self) -> list[nn.Parameter]:
+        """Return the parameters that this rank holds (DTensors), each once."""
+        return [parameter.tensor for parameter in self.held]
+
+    def zero_grad(self) -> None:
+        for parameter in self.held:
+            parameter.tensor.grad = None
+
+    def forward_backward(self, batch: Batch) -> StepReport:
+        """Run one global batch; afterwards gradients of the mean token loss are complete on every rank.
+
+        `batch` is asked only for the samples that this rank needs.
+        """
+        targets = self._targets(batch, self.plan.num_micro_batches)
+        num_tokens = self._count_tokens(targets)
+        total = self.pipeline.step(
+            self._ids(batch), targets.__getitem__, 1.0 / max(1, num_tokens), self._before_backward
+        )
+        sum_tied(self.held, self.world)
+        sum_split_norms(self.held, self.world)
+        return self._report(total, num_tokens)
+
+    def evaluate(self, batch: Batch, num_micro_batches: int) -> tuple[float, int]:
+        """Return the summed loss and token count over `num_micro_batches` micro-batches, forward only."""
+        targets = self._targets(batch, num_micro_batches)
+        num_tokens = self._count_tokens(targets)
+        total = self.pipeline.evaluate(self._ids(batch), targets.__getitem__, num_micro_batches)
+        sums = self._shares(total, num_tokens, torch.zeros((), dtype=torch.float64))
+        return float(sums[1]), int(sums[2])
+
+    def clip_gradients(self, max_norm: float) -> float:
+        """Scale gradients to a global norm of at most `max_norm`; return the norm before."""
+        norm = self._last_norm_squared**0.5
+        clip(self.held, norm, max_norm)
+        return norm
+
+    def _before_backward(self, micro_batch: int) -> None:
+        is_last = micro_batch == self.plan.num_micro_batches - 1
+        if is_last or micro_batch == 0:
+            for unit, strategy in self._units:
+                set_policy(unit, strategy, is_last=is_last)
+
+    def _ids(self, batch: Batch) -> Callable[[int], Tensor]:
+        return lambda micro_batch: self._slice(batch, micro_batch, self._ids_mesh)[0]
+
+    def _targets(self, batch: Batch, num_micro_batches: int) -> list[Tensor]:
+        """Return this rank's targets of every micro-batch; on other stages than the last none are needed."""
+        if not self.world.is_last_stage:
+            return []
+        return [self._slice(batch, micro_batch, self._targets_mesh)[1] for micro_batch in range(num_micro_batches)]
+
+    def _slice(self, batch: Batch, micro_batch: int, mesh: MeshShape) -> tuple[Tensor, Tensor]:
+        samples = self.plan.micro_batch_samples
+        count = samples // mesh.dp
+        first = micro_batch * samples + mesh.dp_index(self.world.local_rank) * count
+        ids, targets = batch(first, count)
+        return ids.to(self.world.device), targets.to(self.world.device)
+
+    def _count_tokens(self, targets: list[Tensor]) -> int:
+        """Return the tokens of the global batch that the loss counts (on the last stage; 0 elsewhere)."""
+        if not self.world.is_last_stage:
+            return 0
+        count = torch.stack([(t != IGNORE_INDEX).sum() for t in targets]).sum()
+        if self._targets_mesh.dp > 1:
+            dist.all_reduce(count, group=self.world.axis_group(self._targets_mesh, "dp"))
+        return int(count)
+
+    def _report(self, total: Tensor, num_tokens: int) -> StepReport:
+        sums = self._shares(total, num_tokens, squared_norm(self.held))
+        self._last_norm_squared = float(sums[0])
+        counted = int(sums[2])
+        return StepReport(
+            loss=float(sums[1]) / max(1, counted), num_tokens=counted, gradient_norm=self._last_norm_squared**0.5
+        )
+
+    def _shares(self, total: Tensor, num_tokens: int, norm_squared: Tensor) -> Tensor:
+        """Return squared norm, summed loss and token count over all ranks, in one small all-reduce."""
+        is_counter = self.world.is_last_stage and self._targets_mesh.tp_index(self.world.local_rank) == 0
+        share = float(num_tokens) / self._targets_mesh.dp if is_counter else 0.0
+        loss = total.double() if is_counter else torch.zeros_like(total, dtype=torch.float64)
+        sums = torch.stack([norm_squared.to(loss), loss, torch.full_like(loss, share)])
+        if dist.get_world_size() > 1:
+            dist.all_reduce(sums)
+        sums[2] = sums[2].round()
+        return sums
+
+
+def _make_root(stage: Stage, strategy: Strategy, world: World) -> None:
+    """Make the stage the root of its sharded layers: it holds no parameters, but orders their prefetching."""
+    shard_data_parallel([stage], strategy, world, world.plan.job)
+
+
+def _full_values(model: Transformer, plan: Plan, seed: int) -> FullParameter:
+    if all(parameter.is_meta for parameter in model.parameters()):
+        return initial_parameter(plan.model, seed)
+    values = {name: parameter.detach().float().cpu() for name, parameter in model.named_parameters()}
+    return values.__getitem__
+
+
+def _held_parameters(stage: Stage, world: World) -> list[HeldParameter]:
+    plan = world.plan
+    last = len(plan.model.layers) - 1
+    held: dict[int, HeldParameter] = {}
+    for name, layer in stage.layers.items():
+        index = int(name)
+        for spec in layer_parameters(plan.model.layers[index]):
+            tensor = layer.get_parameter(spec.name)
+            full_name = parameter_name(plan.model, index, spec)
+            is_second = plan.num_stages > 1 and index == last and not full_name.startswith(f"layers.{index}.")
+            held.setdefault(
+                id(tensor),
+                HeldParameter(
+                    name=full_name,
+                    tensor=tensor,
+                    spec=spec,
+                    strategy=plan.strategies[index],
+                    is_second_copy=is_second,
+                ),
+            )
+    return list(held.values())
+
+
+def _fill(held: list[HeldParameter], full: FullParameter, world: World) -> None:
+    with torch.no_grad():
+        for parameter in held:
+            mine = own_slice(full(parameter.name), parameter.spec, MeshShape.of(parameter.strategy), world.local_rank)
+            local_data(parameter.tensor).copy_(mine)

@@ -1,0 +1,176 @@
+"""Run one step of a stage: the actions of `spec.schedule` in order, with sends and receives at the borders.
+
+Forward and backward messages use process groups of their own, so that a send of one direction never
+waits behind a receive of the other. Sends are asynchronous; a stage waits for the send of a
+micro-batch when its gradient has come back (then the neighbour has surely received it), and for the
+rest at the end of the step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+
+from meshwright.runtime.groups import World
+from meshwright.runtime.split import TORCH_DTYPES
+from meshwright.runtime.stage import Stage
+from meshwright.spec.base import divide
+from meshwright.spec.mesh import Layout
+from meshwright.spec.model import TensorSpec, hands_on
+from meshwright.spec.schedule import make_schedule
+
+_OTHER_DTYPES = {"fp32": torch.float32, "int64": torch.int64, "bool": torch.bool}
+
+Slices = Callable[[int], Tensor]  # micro-batch -> this rank's slice of it
+Pending = list[tuple[dist.Work, Tensor]]
+
+
+@dataclass(slots=True)
+class _InFlight:
+    """What a micro-batch leaves for its backward pass: received inputs, and where output gradients go."""
+
+    inputs: tuple[Tensor, ...]
+    edges: tuple[GradientEdge, ...]
+    sends: Pending = field(default_factory=list)
+
+
+class Border:
+    """The tensors between two neighbouring stages, as the sender lays them out."""
+
+    def __init__(self, world: World, sender_index: int, tensors: tuple[TensorSpec, ...] | None = None) -> None:
+        plan = world.plan
+        layout = Layout.of(plan.strategies[sender_index])
+        samples = divide(plan.micro_batch_samples, layout.dp, "micro-batch over dp")
+        tensors = hands_on(plan.model.layers[sender_index]) if tensors is None else tensors
+        self.shapes = tuple((samples, *t.resolve({"seq": plan.job.seq_len})) for t in tensors)
+        param = TORCH_DTYPES[plan.job.param_dtype]
+        self.dtypes = tuple(param if t.dtype == "param" else _OTHER_DTYPES[t.dtype] for t in tensors)
+        self.device = world.device
+
+    def empty(self) -> tuple[Tensor, ...]:
+        return tuple(
+            torch.empty(shape, dtype=dtype, device=self.device)
+            for shape, dtype in zip(self.shapes, self.dtypes, strict=True)
+        )
+
+
+class Pipeline:
+    """This rank's part of the pipeline."""
+
+    def __init__(self, stage: Stage, world: World) -> None:
+        plan = world.plan
+        self.stage, self.world = stage, world
+        self.actions = make_schedule(plan.schedule, plan.num_stages, plan.num_micro_batches)[world.stage]
+        first, last = plan.boundaries[world.stage], plan.boundaries[world.stage + 1] - 1
+        self.is_first, self.is_last = world.stage == 0, world.is_last_stage
+        self.arriving = None if self.is_first else Border(world, first - 1)
+        column = world.column
+        self.previous = None if self.is_first else column[world.stage - 1]
+        self.next = None if self.is_last else column[world.stage + 1]
+        self.leaving = None if self.is_last else Border(world, last)
+        self.forward_group = world.groups.get((column, "forward"))
+        self.backward_group = world.groups.get((column, "backward"))
+
+    def step(
+        self,
+        ids: Slices,
+        targets: Slices,
+        loss_scale: float,
+        before_backward: Callable[[int], None],
+    ) -> Tensor:
+        """Run all micro-batches forward and backward; return the summed, unscaled loss (0 but on the last stage).
+
+        `ids` and `targets` give this rank's slice of a micro-batch (used on the first and last stage).
+        The loss is multiplied by `loss_scale` before it is differentiated. `before_backward` is called
+        with the micro-batch's number.
+        """
+        total = torch.zeros((), device=self.world.device)
+        in_flight: dict[int, _InFlight] = {}
+        sent_back: Pending = []
+        for phase, micro_batch in self.actions:
+            if phase == "forward":
+                inputs = (ids(micro_batch),) if self.is_first else self._receive(self.arriving, self.previous)
+                out = self._forward(inputs, targets(micro_batch) if self.is_last else None)
+                if self.is_last:
+                    total += out[0].detach()
+                    out = (out[0] * loss_scale,)
+                edges = tuple(get_gradient_edge(x) for x in out if x.requires_grad)
+                in_flight[micro_batch] = _InFlight(inputs, edges, self._send_forward(out))
+                del out
+            else:
+                work = in_flight.pop(micro_batch)
+                gradients = None if self.is_last else self._receive_gradients()
+                _wait(work.sends)
+                before_backward(micro_batch)
+                torch.autograd.backward(work.edges, gradients)  # type: ignore[arg-type]  # edges are accepted
+                sent_back += self._send_backward(work.inputs)
+        _wait(sent_back)
+        return total
+
+    @torch.no_grad()
+    def evaluate(self, ids: Slices, targets: Slices, num_micro_batches: int) -> Tensor:
+        """Run micro-batches forward only; return the summed loss (0 but on the last stage)."""
+        total = torch.zeros((), device=self.world.device)
+        sends: Pending = []
+        for micro_batch in range(num_micro_batches):
+            inputs = (ids(micro_batch),) if self.is_first else self._receive(self.arriving, self.previous)
+            out = self.stage(*inputs, targets=targets(micro_batch)) if self.is_last else self.stage(*inputs)
+            if self.is_last:
+                total += out[0]
+            sends += self._send_forward(out)
+        _wait(sends)
+        return total
+
+    def _forward(self, inputs: tuple[Tensor, ...], targets: Tensor | None) -> tuple[Tensor, ...]:
+        for x in inputs:
+            if x.is_floating_point():
+                x.requires_grad_()
+        return self.stage(*inputs) if targets is None else self.stage(*inputs, targets=targets)
+
+    def _send_forward(self, out: tuple[Tensor, ...]) -> Pending:
+        return [] if self.is_last else _send([x.detach() for x in out], self.next, self.forward_group)
+
+    def _send_backward(self, inputs: tuple[Tensor, ...]) -> Pending:
+        if self.is_first:
+            return []
+        gradients = [x.grad if x.grad is not None else torch.zeros_like(x) for x in inputs if x.is_floating_point()]
+        return _send(gradients, self.previous, self.backward_group)
+
+    def _receive_gradients(self) -> tuple[Tensor, ...]:
+        assert self.leaving is not None  # noqa: S101 not the last stage
+        wanted = tuple(x for x in self.leaving.empty() if x.is_floating_point())
+        return _receive_into(wanted, self.next, self.backward_group)
+
+    def _receive(self, border: Border | None, source: int | None) -> tuple[Tensor, ...]:
+        assert border is not None  # noqa: S101 not the first stage
+        return _receive_into(border.empty(), source, self.forward_group)
+
+
+def _send(tensors: list[Tensor], target: int | None, group: dist.ProcessGroup | None) -> Pending:
+    pending: Pending = []
+    for x in tensors:
+        x = x.contiguous()
+        work = dist.isend(x, target, group=group)
+        assert work is not None  # noqa: S101 this rank is in the group
+        pending.append((work, x))
+    return pending
+
+
+def _receive_into(
+    buffers: tuple[Tensor, ...], source: int | None, group: dist.ProcessGroup | None
+) -> tuple[Tensor, ...]:
+    for work in [dist.irecv(x, source, group=group) for x in buffers]:
+        assert work is not None  # noqa: S101 this rank is in the group
+        work.wait()
+    return buffers
+
+
+def _wait(pending: Pending) -> None:
+    for work, _ in pending:
+        work.wait()
+    pending.clear()

@@ -1,0 +1,1 @@
+"""How the best plan is found."""

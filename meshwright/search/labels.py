@@ -1,0 +1,98 @@
+"""Exact label arithmetic shared by the solvers: integer scaling, Pareto filters, grouped switch costs.
+
+Floats do not tie: t1 + t2 + t1 != t1 + t1 + t2 leaves duplicates that no dominance removes. Times and bytes become
+int64 in the finest decimal unit (femtoseconds where it fits) in which no sum of a plan overflows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+FAR = 1 << 60  # "not allowed"; every real sum stays below LIMIT, so FAR + FAR does not overflow
+LIMIT = float(1 << 59)
+
+
+def decimal_scale(largest_sum: float, most_digits: int) -> float:
+    """Return the power of ten, at most 10**most_digits, that keeps `largest_sum` below LIMIT."""
+    if largest_sum <= 0:
+        return 10.0**most_digits
+    return 10.0 ** min(most_digits, int(np.floor(np.log10(LIMIT / largest_sum))))
+
+
+def to_ints(values: NDArray[Any], scale: float) -> Ints:
+    """Return round(values * scale), with FAR for infinite ones."""
+    finite = np.isfinite(values)
+    return np.where(finite, np.rint(np.where(finite, values, 0) * scale), FAR).astype(np.int64)
+
+
+def pareto(group: NDArray[np.intp], time: Ints, memory: Ints) -> NDArray[np.intp]:
+    """Return the labels that no other of their group beats in time and memory, by (group, memory); one of equals."""
+    if not len(time):
+        return np.zeros(0, np.intp)
+    order = np.lexsort((time, memory, group))
+    rank = np.unique(time[order], return_inverse=True)[1].reshape(-1)
+    # Later groups get smaller keys, so that the running minimum starts afresh with each group.
+    key = (int(group.max()) - group[order]) * len(time) + rank
+    lowest = np.minimum.accumulate(key)
+    keep = np.ones(len(order), bool)
+    keep[1:] = key[1:] < lowest[:-1]
+    return order[keep]
+
+
+def pareto_rows(values: NDArray[Any], group: NDArray[np.intp] | None = None) -> NDArray[np.intp]:
+    """Return the rows of `values` [label, dimension] that no other row of the same group beats or equals."""
+    count = len(values)
+    groups = np.zeros(count, np.intp) if group is None else group
+    keys = tuple(values[:, column] for column in range(values.shape[1] - 1, -1, -1))
+    order = np.lexsort((*keys, groups))
+    kept: list[NDArray[np.intp]] = []
+    bounds = np.flatnonzero(np.diff(groups[order])) + 1
+    for members in np.split(order, bounds):
+        kept.append(members[_staircase(values[members])])
+    return np.concatenate(kept) if kept else np.zeros(0, np.intp)
+
+
+def _staircase(rows: NDArray[Any], block: int = 256) -> NDArray[np.intp]:
+    """Return the non-dominated of lexicographically sorted rows; a row can only be beaten by an earlier one."""
+    rest = np.arange(len(rows))
+    kept: list[NDArray[np.intp]] = []
+    while len(rest):
+        head, rest = rest[:block], rest[block:]
+        beats = (rows[head][:, None, :] <= rows[head][None, :, :]).all(axis=2)
+        head = head[~np.triu(beats, 1).any(axis=0)]
+        kept.append(head)
+        for at in range(0, len(head), 32):
+            if not len(rest):
+                break
+            lower = (rows[head[at : at + 32]][:, None, :] <= rows[rest][None, :, :]).all(axis=2)
+            rest = rest[~lower.any(axis=0)]
+    return np.concatenate(kept) if kept else np.zeros(0, np.intp)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Switch:
+    """A switch cost [a, b] as a table over groups: equal rows share an exit group, equal columns an entry group."""
+
+    exit_group: NDArray[np.intp]  # [a]
+    entry_group: NDArray[np.intp]  # [b]
+    cost: Ints  # [exit group, entry group]
+    own: Ints  # [a] cost[a, a]
+
+
+def group_switch(cost: Ints) -> Switch:
+    """Group the equal rows and the equal columns of `cost` [a, b]."""
+    _, first_row, exit_group = np.unique(cost, axis=0, return_index=True, return_inverse=True)
+    _, first_column, entry_group = np.unique(cost, axis=1, return_index=True, return_inverse=True)
+    return Switch(
+        exit_group=exit_group.reshape(-1),
+        entry_group=entry_group.reshape(-1),
+        cost=cost[np.ix_(first_row, first_column)],
+        own=np.diagonal(cost).copy(),
+    )

@@ -1,0 +1,429 @@
+"""Strategies of the layers of one stage: least time under a memory budget, exactly; and the whole frontier.
+
+    minimise   sum_i time[i, s_i] + sum_{i>=1} switch[i, s_{i-1}, s_i]
+    subject to sum_i bytes[i, s_i] + max_i transient[i, s_i] <= budget
+
+Labels (time, memory) of the layers i..L-1, by the strategy of layer i, are built from the last layer to the first;
+a label that another one of the same strategy beats in both is dropped. For any multiplier lam >= 0 the minimum of
+time + lam * memory over a prefix, minus lam * budget, bounds every completion, so labels above a threshold go too
+(Lagrangian relaxation; Handler and Zang, Networks 10, 1980). The threshold starts just above the dual bound and grows
+until a plan is found: that plan is optimal. Sums are integers (labels.py), nothing is rounded coarsely.
+
+Ties: the number of neighbours with different strategies is the lowest digit of the time, and labels from the back
+allow the lexicographically smallest of the best plans to be read from the front. A maximum of transients is not
+additive: an interval of its value is relaxed (only strategies up to its top, budget less its bottom) and split at the
+maximum of the relaxed optimum until that optimum fits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from meshwright.search.labels import FAR, Floats, Ints, Switch, decimal_scale, group_switch, pareto, to_ints
+
+_SLACK = 1e-12  # relative; floats bound, integers decide
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerChoice:
+    """The best strategies of a stage's layers, their time and their memory (with the largest transient)."""
+
+    strategies: tuple[int, ...]
+    time_s: float
+    memory_bytes: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Frontier:
+    """Times (falling) and memories (rising) that nothing beats; `error` e: every plan is matched by a point with no
+    more memory and at most (1 + e) times its time."""
+
+    time_s: Floats
+    memory_bytes: Floats
+    error: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Problem:
+    """Integers; the time's lowest digit (base `changes_base`) counts changes of strategy."""
+
+    time: Ints  # [layer, strategy]
+    memory: Ints  # [layer, strategy]
+    switches: tuple[Switch, ...]  # [layer]; entry i is between i-1 and i, without the counted change
+    changes_base: int
+    budget: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Labels:
+    """Labels of the layers from one on, sorted by strategy, then memory."""
+
+    strategy: NDArray[np.intp]
+    time: Ints
+    memory: Ints
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Bound:
+    """prefix[lam, layer, strategy]: least time + lam * memory of the layers before, switch included."""
+
+    multipliers: Floats  # [lam]
+    prefix: Floats
+    prefix_memory: Floats  # [layer, strategy] the least memory of the layers before
+
+
+def solve(
+    *,
+    layer_s: ArrayLike,
+    layer_bytes: ArrayLike,
+    switch_s: ArrayLike,
+    budget_bytes: float,
+    transient_bytes: ArrayLike | None = None,
+) -> LayerChoice | None:
+    """Return the fastest choice that fits `budget_bytes`, or None.
+
+    `layer_s`, `layer_bytes`, `transient_bytes` are [layer, strategy] (inf: not allowed), `switch_s` is
+    [strategy, strategy] or [layer, strategy, strategy] with entry i between layers i-1 and i (entry 0 is ignored).
+    """
+    times, memories, switch, transients = _arrays(layer_s, layer_bytes, switch_s, transient_bytes)
+    memory_scale = decimal_scale(_largest_sum(memories) + _largest_sum(transients) + abs(budget_bytes), 9)
+    problem = _problem(times, memories, switch, memory_scale, budget_bytes)
+    found = _solve_intervals(problem, to_ints(transients, memory_scale))
+    if found is None:
+        return None
+    rows = np.arange(len(found))
+    moved = switch[rows[1:], found[:-1], found[1:]].sum() if switch.ndim == 3 else switch[found[:-1], found[1:]].sum()
+    return LayerChoice(
+        strategies=tuple(int(s) for s in found),
+        time_s=float(times[rows, found].sum() + moved),
+        memory_bytes=float(memories[rows, found].sum() + transients[rows, found].max()),
+    )
+
+
+def frontier(
+    *,
+    layer_s: ArrayLike,
+    layer_bytes: ArrayLike,
+    switch_s: ArrayLike,
+    budget_bytes: float = float("inf"),
+    transient_bytes: ArrayLike | None = None,
+    epsilon: float = 0.0,
+) -> Frontier:
+    """Return the best times for every memory up to `budget_bytes`; `epsilon` thins with a certified error.
+
+    The exact frontier can hold 1e5 points; epsilon is spread evenly over the layers. Every distinct transient is
+    solved for, so many different ones are slow.
+    """
+    times, memories, switch, transients = _arrays(layer_s, layer_bytes, switch_s, transient_bytes)
+    largest = _largest_sum(memories) + _largest_sum(transients)
+    memory_scale = decimal_scale(largest, 9)
+    problem = _problem(times, memories, switch, memory_scale, min(budget_bytes, largest))
+    scale = _time_scale(times, switch) * problem.changes_base
+    tops = to_ints(transients, memory_scale)
+    points = [_frontier_points(problem, tops, int(top), epsilon) for top in np.unique(tops[tops < FAR])]
+    nothing = np.zeros(0, np.int64)
+    time, memory = (np.concatenate([nothing, *(point[axis] for point in points)]) for axis in (0, 1))
+    keep = pareto(np.zeros(len(time), np.intp), time // problem.changes_base, memory)
+    return Frontier(
+        time_s=(time[keep] // problem.changes_base) * problem.changes_base / scale,
+        memory_bytes=memory[keep] / memory_scale,
+        error=epsilon,
+    )
+
+
+def _arrays(
+    layer_s: ArrayLike, layer_bytes: ArrayLike, switch_s: ArrayLike, transient_bytes: ArrayLike | None
+) -> tuple[Floats, Floats, Floats, Floats]:
+    times, memories, switch = (np.array(values, float) for values in (layer_s, layer_bytes, switch_s))
+    transients = np.zeros_like(memories) if transient_bytes is None else np.array(transient_bytes, float)
+    allowed = np.isfinite(times) & np.isfinite(memories) & np.isfinite(transients)
+    for values in (times, memories, transients):
+        values[~allowed] = np.inf
+    if switch.ndim == 3:
+        switch[0] = 0.0
+    return times, memories, switch, transients
+
+
+def _largest_sum(values: Floats) -> float:
+    """Return a bound on the sum of one finite entry a layer."""
+    return float(np.where(np.isfinite(values), np.abs(values), 0).reshape(len(values), -1).max(axis=1).sum())
+
+
+def _time_scale(times: Floats, switch: Floats) -> float:
+    moves = _largest_sum(switch) if switch.ndim == 3 else len(times) * float(switch[np.isfinite(switch)].max(initial=0))
+    return decimal_scale((_largest_sum(times) + moves) * max(1, len(times)), 15)
+
+
+def _problem(times: Floats, memories: Floats, switch: Floats, memory_scale: float, budget: float) -> _Problem:
+    """Scale to integers. Equal switch tables of different layers are grouped once."""
+    time_scale, base = _time_scale(times, switch), max(1, len(times))
+    made: dict[bytes, Switch] = {}
+    switches: list[Switch] = []
+    for table in switch if switch.ndim == 3 else [switch] * len(times):
+        key = table.tobytes()
+        if key not in made:
+            ints = to_ints(table, time_scale)
+            made[key] = group_switch(np.where(ints < FAR, ints * base, FAR))
+        switches.append(made[key])
+    time = to_ints(times, time_scale)
+    return _Problem(
+        time=np.where(time < FAR, time * base, FAR),
+        memory=to_ints(memories, memory_scale),
+        switches=tuple(switches),
+        changes_base=base,
+        budget=int(np.rint(budget * memory_scale)) if np.isfinite(budget) else FAR,
+    )
+
+
+def _limited(problem: _Problem, transients: Ints, bottom: int, top: int) -> _Problem:
+    """Relax "the largest transient lies in bottom..top"; exact where they are equal."""
+    allowed = transients <= top
+    return _Problem(
+        time=np.where(allowed, problem.time, FAR),
+        memory=np.where(allowed, problem.memory, FAR),
+        switches=problem.switches,
+        changes_base=problem.changes_base,
+        budget=problem.budget - bottom,
+    )
+
+
+def _solve_intervals(problem: _Problem, transients: Ints) -> NDArray[np.intp] | None:
+    """Branch on the largest transient; return the best strategies."""
+    values = np.unique(transients[transients < FAR])
+    stack = [(0, len(values) - 1)] if len(values) else []
+    best: NDArray[np.intp] | None = None
+    best_time = FAR
+    while stack:
+        low, high = stack.pop()
+        found = _solve_additive(_limited(problem, transients, int(values[low]), int(values[high])), best_time)
+        if found is None:
+            continue
+        time, plan = found
+        rows = np.arange(len(plan))
+        largest = transients[rows, plan].max()
+        if problem.memory[rows, plan].sum() + largest <= problem.budget:
+            if best is None or (time, tuple(plan)) < (best_time, tuple(best)):
+                best_time, best = time, plan
+            continue
+        split = int(np.searchsorted(values, largest))  # > low: with `bottom` itself the plan would fit
+        stack.append((split, high))
+        stack.append((low, split - 1))
+    return best
+
+
+def _solve_additive(problem: _Problem, limit: int) -> tuple[int, NDArray[np.intp]] | None:
+    """Return the best (time, strategies) with time <= limit, or None."""
+    dual = _dual(problem, limit)
+    if dual is None:
+        return None
+    lower, upper, multipliers = dual
+    upper = min(upper, limit)
+    if lower > upper * (1 + _SLACK) + 1:
+        return None
+    bound = _prefix_bounds(problem, np.array(multipliers))
+    gap = max(3e-4 * abs(lower), float(problem.changes_base))
+    while True:
+        threshold = min(upper, int(lower + gap) + 1)
+        labels = _all_labels(problem, bound, threshold)
+        if len(labels[0].time):
+            return int(labels[0].time.min()), _read_plan(problem, labels)
+        if threshold >= upper:
+            return None
+        gap *= 4
+
+
+def _relaxed(problem: _Problem, weights: tuple[float, float]) -> tuple[int, int, float] | None:
+    """Return (time, memory, value) of the plan with the least weighted sum, or None when no plan is allowed."""
+    time_weight, memory_weight = weights
+    cost = np.where(
+        problem.time < FAR, time_weight * problem.time.astype(float) + memory_weight * problem.memory.astype(float), np.inf
+    )
+    value, arrows = cost[-1], [np.zeros(0, np.intp)] * len(cost)
+    for layer in range(len(cost) - 1, 0, -1):
+        switch = problem.switches[layer]
+        moves = np.where(switch.cost < FAR, time_weight * switch.cost.astype(float), np.inf)
+        entry = np.full(moves.shape[1], np.inf)
+        np.minimum.at(entry, switch.entry_group, value)
+        order = np.lexsort((-value, switch.entry_group))  # the last of each group wins the assignment below
+        best_of = np.zeros(moves.shape[1], np.intp)
+        best_of[switch.entry_group[order]] = order
+        total = moves + entry[None, :]
+        chosen = total.argmin(axis=1)
+        arrows[layer] = best_of[chosen][switch.exit_group]
+        value = cost[layer - 1] + total[np.arange(len(total)), chosen][switch.exit_group]
+    at = int(value.argmin())
+    if not np.isfinite(value[at]):
+        return None
+    plan = [at]
+    for layer in range(1, len(cost)):
+        plan.append(int(arrows[layer][plan[-1]]))
+    time, memory = plan_sums(problem, np.array(plan))
+    return time, memory, float(value[at])
+
+
+def plan_sums(problem: _Problem, plan: NDArray[np.intp]) -> tuple[int, int]:
+    """Return the integer time (changes in its lowest digit) and memory of a plan."""
+    rows = np.arange(len(plan))
+    time = int(problem.time[rows, plan].sum())
+    for layer in range(1, len(plan)):
+        before, here = plan[layer - 1], plan[layer]
+        switch = problem.switches[layer]
+        time += int(switch.cost[switch.exit_group[before], switch.entry_group[here]]) + int(before != here)
+    return time, int(problem.memory[rows, plan].sum())
+
+
+def _dual(problem: _Problem, limit: int) -> tuple[float, int, list[float]] | None:
+    """Maximise min(time + lam * (memory - budget)) over lam; return (bound, time of a plan that fits, multipliers)."""
+    fastest = _relaxed(problem, (1.0, 0.0))
+    smallest = _relaxed(problem, (0.0, 1.0))
+    if fastest is None or smallest is None or smallest[1] > problem.budget:
+        return None
+    if fastest[1] <= problem.budget:
+        return fastest[2], fastest[0], [0.0]
+    upper, lower = smallest[0], fastest[2]
+    heavy, light = fastest[:2], smallest[:2]
+    best = 0.0
+    for _ in range(40):
+        lam = (light[0] - heavy[0]) / (heavy[1] - light[1])
+        if lam <= 0:
+            break
+        found = _relaxed(problem, (1.0, lam))
+        assert found is not None
+        value = found[2] - lam * problem.budget
+        if value > lower:
+            lower, best = value, lam
+        if found[1] <= problem.budget:
+            upper = min(upper, found[0])
+        line = heavy[0] + lam * heavy[1]
+        if found[:2] in (heavy, light) or found[2] >= line * (1 - 1e-13) or lower > limit * (1 + _SLACK):
+            break
+        if found[1] > problem.budget:
+            heavy = found[:2]
+        else:
+            light = found[:2]
+    return lower, upper, [0.0, best / 3, best, best * 3] if best else [0.0]
+
+
+def _prefix_bounds(problem: _Problem, multipliers: Floats) -> _Bound:
+    """Return least sums of the layers before each layer, for all multipliers at once and for memory alone."""
+    allowed = problem.time < FAR
+    time, memory = problem.time.astype(float), problem.memory.astype(float)
+    scale = np.append(multipliers, 1.0)[:, None, None]  # the last row is memory alone
+    weight = np.append(np.ones(len(multipliers)), 0.0)
+    cost = np.where(allowed, weight[:, None, None] * time + scale * memory, np.inf)
+    prefix = np.zeros_like(cost)
+    for layer in range(1, len(time)):
+        switch = problem.switches[layer]
+        before = prefix[:, layer - 1] + cost[:, layer - 1]
+        leaving = np.stack(
+            [before[:, switch.exit_group == group].min(axis=1) for group in range(len(switch.cost))], axis=1
+        )
+        moves = np.where(switch.cost < FAR, switch.cost.astype(float), np.inf)
+        total = np.where(np.isfinite(moves), weight[:, None, None] * np.where(np.isfinite(moves), moves, 0), np.inf)
+        prefix[:, layer] = (leaving[:, :, None] + total).min(axis=1)[:, switch.entry_group]
+    return _Bound(multipliers=multipliers, prefix=prefix[:-1], prefix_memory=prefix[-1])
+
+
+def _all_labels(problem: _Problem, bound: _Bound, threshold: int) -> list[_Labels]:
+    """Return the labels of every layer that can be part of a plan within budget and threshold."""
+    num_layers = len(problem.time)
+    labels = [_kept(problem, bound, threshold, num_layers - 1, _last_labels(problem))]
+    for layer in range(num_layers - 2, -1, -1):
+        labels.append(_kept(problem, bound, threshold, layer, _candidates(problem, layer, labels[-1])))
+    return labels[::-1]
+
+
+def _last_labels(problem: _Problem) -> _Labels:
+    strategy = np.flatnonzero(problem.time[-1] < FAR)
+    return _Labels(strategy=strategy, time=problem.time[-1, strategy], memory=problem.memory[-1, strategy])
+
+
+def _kept(problem: _Problem, bound: _Bound, threshold: int, layer: int, labels: _Labels) -> _Labels:
+    """Drop the labels that no prefix can complete, then the dominated ones."""
+    lam = bound.multipliers[:, None]
+    value = labels.time + lam * (labels.memory - float(problem.budget)) + bound.prefix[:, layer, labels.strategy]
+    room = threshold + _SLACK * (abs(threshold) + bound.multipliers * float(problem.budget)) + 1
+    keep = (value <= room[:, None]).all(axis=0)
+    fits = labels.memory + bound.prefix_memory[layer, labels.strategy]
+    keep &= fits <= problem.budget + _SLACK * abs(problem.budget)
+    if layer == 0:  # complete: integers decide
+        keep &= (labels.memory <= problem.budget) & (labels.time <= threshold)
+    return _selected(labels, keep)
+
+
+def _selected(labels: _Labels, keep: NDArray[np.bool_]) -> _Labels:
+    strategy, time, memory = labels.strategy[keep], labels.time[keep], labels.memory[keep]
+    order = pareto(strategy, time, memory)
+    return _Labels(strategy=strategy[order], time=time[order], memory=memory[order])
+
+
+def _candidates(problem: _Problem, layer: int, later: _Labels) -> _Labels:
+    """Put layer `layer` before the labels of layer + 1: through the switch groups, or with an unchanged strategy."""
+    switch = problem.switches[layer + 1]
+    entry = switch.entry_group[later.strategy]
+    first = pareto(entry, later.time, later.memory)
+    moves = switch.cost[:, entry[first]]  # [exit group, label]
+    group, at = np.nonzero(moves < FAR)
+    time, memory = later.time[first][at] + moves[group, at] + 1, later.memory[first][at]
+    left = pareto(group, time, memory)
+    group, time, memory = group[left], time[left], memory[left]
+    allowed = np.flatnonzero(problem.time[layer] < FAR)
+    starts = np.searchsorted(group, np.arange(len(switch.cost) + 1))
+    spans = [np.arange(starts[g], starts[g + 1]) for g in switch.exit_group[allowed]]
+    at = np.concatenate(spans) if spans else np.zeros(0, np.intp)
+    moved = np.repeat(allowed, [len(span) for span in spans])
+    same = (problem.time[layer, later.strategy] < FAR) & (switch.own[later.strategy] < FAR)
+    kept = later.strategy[same]
+    strategy = np.concatenate([moved, kept])
+    return _Labels(
+        strategy=strategy,
+        time=np.concatenate([time[at], later.time[same] + switch.own[kept]]) + problem.time[layer, strategy],
+        memory=np.concatenate([memory[at], later.memory[same]]) + problem.memory[layer, strategy],
+    )
+
+
+def _read_plan(problem: _Problem, labels: list[_Labels]) -> NDArray[np.intp]:
+    """Return the lexicographically smallest of the best plans: any label that completes to the optimum will do."""
+    time, memory = int(labels[0].time.min()), problem.budget
+    plan: list[int] = []
+    for layer, here in enumerate(labels):
+        rest = here.time.copy()
+        if plan:
+            switch, before = problem.switches[layer], plan[-1]
+            rest += switch.cost[switch.exit_group[before], switch.entry_group[here.strategy]]
+            rest += here.strategy != before
+        choice = int(here.strategy[(rest == time) & (here.memory <= memory)].min())
+        if plan:
+            time -= int(switch.cost[switch.exit_group[before], switch.entry_group[choice]]) + int(choice != before)
+        time -= int(problem.time[layer, choice])
+        memory -= int(problem.memory[layer, choice])
+        plan.append(choice)
+    return np.array(plan)
+
+
+def _frontier_points(problem: _Problem, transients: Ints, top: int, epsilon: float) -> tuple[Ints, Ints]:
+    """Return the (time, memory) labels of the plans whose transients are at most `top`."""
+    limited = _limited(problem, transients, top, top)
+    num_layers = len(problem.time)
+    bound = _prefix_bounds(limited, np.zeros(1))
+    labels = _kept(limited, bound, FAR, num_layers - 1, _last_labels(limited))
+    for layer in range(num_layers - 2, -1, -1):
+        labels = _thinned(labels, epsilon / num_layers)
+        labels = _kept(limited, bound, FAR, layer, _candidates(limited, layer, labels))
+    keep = pareto(np.zeros(len(labels.time), np.intp), labels.time, labels.memory)
+    return labels.time[keep], labels.memory[keep] + top
+
+
+def _thinned(labels: _Labels, step: float) -> _Labels:
+    """Keep the least memory in every bucket of times within a factor 1 + step / 2."""
+    if step <= 0 or not len(labels.time):
+        return labels
+    ratio = np.log1p(step / 2)  # (1 + step/2)**layers <= 1 + epsilon for epsilon <= 1
+    bucket = np.floor(np.log(np.maximum(labels.time, 1)) / ratio).astype(np.int64)
+    keep = np.ones(len(bucket), bool)
+    keep[1:] = (bucket[1:] != bucket[:-1]) | (labels.strategy[1:] != labels.strategy[:-1])
+    return _Labels(strategy=labels.strategy[keep], time=labels.time[keep], memory=labels.memory[keep])
+

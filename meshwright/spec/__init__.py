@@ -1,0 +1,1 @@
+"""Descriptions: models, clusters, jobs, strategies and plans, as frozen validated values."""

@@ -1,0 +1,86 @@
+"""What trains: devices, and the links between them. Bytes, seconds and FLOP/s, no prefixes."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import model_validator
+
+from meshwright.spec.base import Dtype, NonNegativeFloat, PositiveFloat, PositiveInt, Spec
+
+Kernels = Literal["cpu_stock", "cuda_fused"]
+
+
+class DeviceSpec(Spec):
+    """One accelerator, or one CPU rank.
+
+    `bf16_flops_per_s` and `fp32_flops_per_s` are dense peaks; `matmul_efficiency` is the share
+    of them that large matrix products reach. `memory_efficiency` likewise for memory-bound
+    operators. `overlap_slowdown` is the factor by which compute and communication slow each
+    other down while both run (1.3 in arXiv 2307.02031, section 4.2); null where they cannot
+    overlap. `kernels` says which operator implementations run, and so what they save.
+    `source` says where the figures come from.
+    """
+
+    name: str
+    backend: Literal["cpu", "cuda"]
+    memory_bytes: PositiveInt
+    memory_bytes_per_s: PositiveFloat
+    bf16_flops_per_s: PositiveFloat
+    fp32_flops_per_s: PositiveFloat
+    matmul_efficiency: PositiveFloat = 1.0
+    attention_efficiency: PositiveFloat = 1.0
+    memory_efficiency: PositiveFloat = 1.0
+    launch_s: NonNegativeFloat = 0.0
+    overlap_slowdown: PositiveFloat | None = None
+    kernels: Kernels
+    source: str
+
+    @model_validator(mode="after")
+    def _check(self) -> DeviceSpec:
+        for name in ("matmul_efficiency", "attention_efficiency", "memory_efficiency"):
+            if getattr(self, name) > 1:
+                raise ValueError(f"{name} is a share of the peak and at most 1, not {getattr(self, name)}")
+        if self.overlap_slowdown is not None and self.overlap_slowdown < 1:
+            raise ValueError(f"overlap_slowdown is at least 1, not {self.overlap_slowdown}")
+        return self
+
+    def peak_flops_per_s(self, dtype: Dtype) -> float:
+        return self.bf16_flops_per_s if dtype == "bf16" else self.fp32_flops_per_s
+
+
+class LinkSpec(Spec):
+    """Latency and bandwidth of one link: a message takes latency_s + bytes / bytes_per_s.
+
+    `bytes_per_s` is what one device reaches in one direction; `efficiency` of it is usable.
+    """
+
+    bytes_per_s: PositiveFloat
+    latency_s: NonNegativeFloat
+    efficiency: PositiveFloat = 1.0
+
+    @model_validator(mode="after")
+    def _check(self) -> LinkSpec:
+        if self.efficiency > 1:
+            raise ValueError(f"efficiency is at most 1, not {self.efficiency}")
+        return self
+
+
+class ClusterSpec(Spec):
+    """`num_nodes` equal nodes of `devices_per_node` equal devices; ranks count node by node."""
+
+    schema_version: Literal[1] = 1
+    name: str
+    num_nodes: PositiveInt
+    devices_per_node: PositiveInt
+    device: DeviceSpec
+    intra_node: LinkSpec
+    inter_node: LinkSpec
+
+    @property
+    def num_devices(self) -> int:
+        return self.num_nodes * self.devices_per_node
+
+    def nodes_of(self, ranks: tuple[int, ...]) -> int:
+        """Return how many nodes `ranks` touch."""
+        return len({rank // self.devices_per_node for rank in ranks})

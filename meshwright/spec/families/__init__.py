@@ -1,0 +1,57 @@
+"""Model families: the `config.json` of a Hugging Face model as a ModelSpec."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
+
+from pydantic import ValidationError
+
+from meshwright.errors import UserError
+from meshwright.files import explain, read_data
+from meshwright.spec.families import gpt2, llama, qwen3
+from meshwright.spec.families.config import Config
+from meshwright.spec.model import ModelSpec
+
+Reader = Callable[[Config, str], ModelSpec]
+
+READERS: dict[str, Reader] = {
+    "gpt2": gpt2.read,
+    "llama": llama.read,
+    "qwen2": qwen3.read_qwen2,
+    "qwen3": qwen3.read_qwen3,
+}
+_CONFIG_NAME = "config.json"
+
+
+def model_from_config(config: Any, *, name: str, where: str) -> ModelSpec:
+    """Return the model that the plain data of a `config.json` describes, called `name`.
+
+    `where` names the file in error lines. Fields that do not change the shape or the mathematics
+    of training (token ids, dropout, generation settings) are not read.
+    """
+    if not isinstance(config, dict):
+        raise UserError(f"{where}: a config.json holds one object, not {type(config).__name__}")
+    fields = cast("dict[str, Any]", config)
+    model_type = fields.get("model_type")
+    if model_type is None:
+        raise UserError(f"{where}: model_type: required, but missing; supported: {', '.join(READERS)}")
+    reader = READERS.get(model_type) if isinstance(model_type, str) else None
+    if reader is None:
+        raise UserError(f"{where}: model_type: {model_type!r} is not supported; supported: {', '.join(READERS)}")
+    try:
+        return reader(Config(fields, where), name)
+    except ValidationError as error:
+        raise UserError(f"{where}: {explain(error)}") from None
+
+
+def model_from_file(path: str | Path) -> ModelSpec:
+    """Return the model that `path`, a `config.json` or a folder that holds one, describes.
+
+    The model is called what the folder is called, since the file's name says nothing.
+    """
+    path = Path(path)
+    file = path / _CONFIG_NAME if path.is_dir() else path
+    name = file.resolve().parent.name if file.name == _CONFIG_NAME else file.stem
+    return model_from_config(read_data(file), name=name or "model", where=str(file))

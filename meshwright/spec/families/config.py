@@ -1,0 +1,109 @@
+"""Typed access to a `config.json`: every wrong or missing field is one line that names it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping
+from typing import Any, cast
+
+from meshwright.errors import UserError
+from meshwright.spec.model import MlpSpec
+
+ACTIVATIONS: dict[str, str] = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu": "gelu",
+    # Three names of the tanh approximation.
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_tanh": "gelu_tanh",
+}
+
+
+class Config:
+    """The fields of one `config.json`. `where` names the file in error lines.
+
+    A field that is absent or null takes the reader's default, or is an error when there is none.
+    """
+
+    def __init__(self, fields: Mapping[str, Any], where: str) -> None:
+        self._fields = fields
+        self.where = where
+
+    def error(self, field: str, problem: str) -> UserError:
+        """Return (not raise) the error line about `field`."""
+        return UserError(f"{self.where}: {field}: {problem}")
+
+    def get(self, field: str) -> Any:
+        """Return the raw value of `field`, None when absent."""
+        return self._fields.get(field)
+
+    def values(self) -> Collection[Any]:
+        """Return all raw values."""
+        return self._fields.values()
+
+    def count(self, field: str, default: int | None = None) -> int:
+        """Return a positive whole number."""
+        value = self._value(field, default)
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise self.error(field, f"must be a positive whole number, not {value!r}")
+        return value
+
+    def number(self, field: str, default: float | None = None) -> float:
+        """Return a positive finite number."""
+        value = self._value(field, default)
+        good = isinstance(value, int | float) and not isinstance(value, bool)
+        if not good or not math.isfinite(value) or value <= 0:
+            raise self.error(field, f"must be a positive number, not {value!r}")
+        return float(value)
+
+    def flag(self, field: str, *, default: bool) -> bool:
+        """Return a true or false."""
+        value = self._value(field, default)
+        if not isinstance(value, bool):
+            raise self.error(field, f"must be true or false, not {value!r}")
+        return value
+
+    def choice(self, field: str, allowed: Mapping[str, str], default: str) -> str:
+        """Return what the text in `field` means according to `allowed`."""
+        value = self._value(field, default)
+        if not isinstance(value, str) or value not in allowed:
+            raise self.error(field, f"{value!r} is not supported; allowed: {', '.join(allowed)}")
+        return allowed[value]
+
+    def section(self, field: str) -> Config:
+        """Return the object in `field` as a Config of its own; an empty one when absent."""
+        value = self.get(field)
+        if value is None:
+            value = {}
+        if not isinstance(value, dict):
+            raise self.error(field, f"must be an object, not {value!r}")
+        return Config(cast("dict[str, Any]", value), f"{self.where}: {field}")
+
+    def refuse_unless(self, field: str, allowed: Collection[object], why: str) -> None:
+        """Raise unless `field` is absent, null or one of `allowed`, since anything else changes the mathematics."""
+        value = self.get(field)
+        if value is not None and value not in allowed:
+            choices = " or ".join(str(choice).lower() for choice in allowed) or "leave it out"
+            raise self.error(field, f"{value!r} is not supported ({why}); allowed: {choices}")
+
+    def divisible(self, field: str, total: int, parts_field: str, parts: int) -> int:
+        """Return total / parts, the values of `field` and `parts_field`, or raise."""
+        if total % parts:
+            raise self.error(parts_field, f"{parts} does not divide {field} ({total})")
+        return total // parts
+
+    def mlp(self, ffn_size: int, act_field: str, *, default_act: str, gated: bool, bias: bool) -> MlpSpec:
+        """Return the feed-forward part whose activation `act_field` names."""
+        activation = self.choice(act_field, ACTIVATIONS, default_act)
+        # Through plain data, because only validation narrows `str` to the names that MlpSpec knows.
+        data = {"ffn_size": ffn_size, "gated": gated, "activation": activation, "bias": bias}
+        return MlpSpec.model_validate(data)
+
+    def _value(self, field: str, default: object) -> Any:
+        value = self._fields.get(field)
+        if value is not None:
+            return value
+        if default is None:
+            raise self.error(field, "required, but missing")
+        return default

@@ -1,0 +1,42 @@
+"""Floating-point operations of a layer, once. One multiply-add is two.
+
+A matrix product of (m, k) by (k, n) is 2mkn. Attention scores and their use are counted in full,
+not halved for the causal mask (the convention of PaLM, arXiv 2204.02311, appendix B), so `mfu`
+compares with what Megatron and torchtitan print.
+"""
+
+from __future__ import annotations
+
+from meshwright.spec.base import Spec
+from meshwright.spec.model import BlockLayer, EmbeddingLayer, HeadLayer, LayerSpec, ModelSpec
+
+
+class LayerFlops(Spec):
+    """Forward FLOPs of one sample: weight products, and the attention core apart."""
+
+    matmul_flops: int = 0
+    attention_flops: int = 0
+
+
+def forward_flops(layer: LayerSpec, seq_len: int) -> LayerFlops:
+    """Return the forward FLOPs of `layer` for one sample of `seq_len` tokens. Backward is twice that."""
+    match layer:
+        case EmbeddingLayer():
+            return LayerFlops()
+        case HeadLayer():
+            return LayerFlops(matmul_flops=2 * seq_len * layer.hidden_size * layer.padded_vocab_size)
+        case BlockLayer():
+            attention, mlp = layer.attention, layer.mlp
+            queries = attention.num_heads * attention.head_size
+            keys = attention.num_kv_heads * attention.head_size
+            weights = layer.hidden_size * (2 * queries + 2 * keys + (3 if mlp.gated else 2) * mlp.ffn_size)
+            return LayerFlops(matmul_flops=2 * seq_len * weights, attention_flops=4 * seq_len**2 * queries)
+
+
+def step_flops(model: ModelSpec, seq_len: int, num_samples: int) -> int:
+    """Return the model FLOPs of one optimizer step, forward and backward, without recomputation."""
+    total = 0
+    for group in model.groups:
+        flops = forward_flops(group.layer, seq_len)
+        total += group.num_layers * (flops.matmul_flops + flops.attention_flops)
+    return 3 * total * num_samples

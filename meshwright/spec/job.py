@@ -1,0 +1,107 @@
+"""How the model is trained, and what memory may be spent on it."""
+
+from __future__ import annotations
+
+import re
+from typing import Literal
+
+from pydantic import model_validator
+
+from meshwright.errors import UserError
+from meshwright.spec.base import Dtype, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Spec
+
+_RANGE = re.compile(r"^\s*(\d+)\s*\.\.\s*(\d+)\s*$")
+
+
+class BatchRange(Spec):
+    """The global batch sizes from `smallest` to `largest` that the search may choose from."""
+
+    smallest: PositiveInt
+    largest: PositiveInt
+
+    @model_validator(mode="after")
+    def _check(self) -> BatchRange:
+        if self.smallest > self.largest:
+            raise ValueError(f"smallest ({self.smallest}) is above largest ({self.largest})")
+        return self
+
+
+class AdamW(Spec):
+    """Adam with decoupled weight decay; two fp32 states a parameter.
+
+    Weight decay applies to matrices, not to norms and biases. The learning rate rises linearly
+    over `warmup_steps` and then follows a cosine down to `final_lr_fraction` of its peak.
+    """
+
+    kind: Literal["adamw"] = "adamw"
+    lr: PositiveFloat = 3e-4
+    beta1: NonNegativeFloat = 0.9
+    beta2: NonNegativeFloat = 0.95
+    eps: PositiveFloat = 1e-8
+    weight_decay: NonNegativeFloat = 0.1
+    clip_norm: PositiveFloat = 1.0
+    warmup_steps: NonNegativeInt = 0
+    final_lr_fraction: NonNegativeFloat = 0.1
+
+    @model_validator(mode="after")
+    def _check(self) -> AdamW:
+        for name in ("beta1", "beta2"):
+            if getattr(self, name) >= 1:
+                raise ValueError(f"{name} must be below 1, not {getattr(self, name)}")
+        if self.final_lr_fraction > 1:
+            raise ValueError(f"final_lr_fraction must be at most 1, not {self.final_lr_fraction}")
+        return self
+
+
+class JobSpec(Spec):
+    """One training job.
+
+    `global_batch_size` counts samples of `seq_len` tokens per optimizer step over the whole
+    cluster: a number, a range, or "auto" (the search raises it until nothing fits).
+    `param_dtype` is what layers compute in, `reduce_dtype` what gradients are summed in,
+    `master_dtype` what the optimizer holds.
+    """
+
+    global_batch_size: PositiveInt | BatchRange | Literal["auto"]
+    seq_len: PositiveInt
+    param_dtype: Dtype = "bf16"
+    reduce_dtype: Dtype = "fp32"
+    master_dtype: Literal["fp32"] = "fp32"
+    optimizer: AdamW = AdamW()
+
+    @property
+    def batch_size(self) -> int:
+        """The global batch size when it is one number; UserError otherwise."""
+        if not isinstance(self.global_batch_size, int):
+            raise UserError(f"global_batch_size: a single number is needed here, not {self.global_batch_size}")
+        return self.global_batch_size
+
+
+class Budget(Spec):
+    """Memory one device may use. `reserved_bytes` of it is held back and always shown."""
+
+    memory_bytes: PositiveInt
+    reserved_bytes: NonNegativeInt = 0
+
+    @model_validator(mode="after")
+    def _check(self) -> Budget:
+        if self.reserved_bytes >= self.memory_bytes:
+            raise ValueError(f"reserved_bytes ({self.reserved_bytes}) leaves nothing of {self.memory_bytes}")
+        return self
+
+    @property
+    def usable_bytes(self) -> int:
+        return self.memory_bytes - self.reserved_bytes
+
+
+def parse_batch(text: str) -> int | BatchRange | Literal["auto"]:
+    """Return what `--global-batch` means: "64", "8..512" or "auto"."""
+    if text.strip() == "auto":
+        return "auto"
+    if match := _RANGE.match(text):
+        smallest, largest = int(match.group(1)), int(match.group(2))
+        if 1 <= smallest <= largest:
+            return BatchRange(smallest=smallest, largest=largest)
+    elif text.strip().isdigit() and int(text) >= 1:
+        return int(text)
+    raise UserError(f"global-batch: {text!r} is not a batch size; write 64, 8..512 or auto")

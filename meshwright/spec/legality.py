@@ -1,0 +1,40 @@
+"""Whether a layer can run under a strategy, and if not, why: the field, what was given, what is allowed."""
+
+from __future__ import annotations
+
+from meshwright.spec.model import BlockLayer, LayerSpec
+from meshwright.spec.strategy import Strategy
+
+
+def why_illegal(layer: LayerSpec, strategy: Strategy, micro_batch_samples: int) -> str | None:
+    """Return the reason why `layer` cannot use `strategy`, or None when it can.
+
+    `micro_batch_samples` is the micro-batch over all ranks of the stage.
+    """
+    return why_illegal_tp(layer, strategy.tp) or why_illegal_dp(strategy, micro_batch_samples)
+
+
+def why_illegal_dp(strategy: Strategy, micro_batch_samples: int) -> str | None:
+    """Return why a micro-batch cannot be cut into this many data-parallel slices, or None."""
+    if micro_batch_samples % strategy.dp:
+        return f"dp {strategy.dp} does not divide the micro-batch of {micro_batch_samples} samples"
+    return None
+
+
+def why_illegal_tp(layer: LayerSpec, tp: int) -> str | None:
+    """Return why tensor-parallel degree `tp` is impossible for `layer`, or None."""
+    for name, size in _split_sizes(layer):
+        if size % tp:
+            allowed = ", ".join(str(degree) for degree in range(1, size + 1) if size % degree == 0 and degree <= 4 * tp)
+            return f"tp {tp} does not divide {name}={size}; allowed: {allowed}"
+    return None
+
+
+def _split_sizes(layer: LayerSpec) -> tuple[tuple[str, int], ...]:
+    if isinstance(layer, BlockLayer):
+        return (
+            ("num_kv_heads", layer.attention.num_kv_heads),
+            ("num_heads", layer.attention.num_heads),
+            ("ffn_size", layer.mlp.ffn_size),
+        )
+    return (("padded_vocab_size", layer.padded_vocab_size),)

@@ -1,0 +1,55 @@
+"""What was measured on real ranks: samples, never fits. `cost.fit` makes fits from them."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from meshwright.spec.base import Dtype, PositiveFloat, PositiveInt, Spec
+
+CollectiveOp = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send"]
+
+
+class MatmulSample(Spec):
+    """A square-ish matrix product (m, k) x (k, n), all `busy_ranks` ranks running it at once."""
+
+    dtype: Dtype
+    m: PositiveInt
+    k: PositiveInt
+    n: PositiveInt
+    busy_ranks: PositiveInt
+    seconds: PositiveFloat
+
+
+class CopySample(Spec):
+    """An elementwise pass that reads and writes `moved_bytes` in total."""
+
+    moved_bytes: PositiveInt
+    busy_ranks: PositiveInt
+    seconds: PositiveFloat
+
+
+class CollectiveSample(Spec):
+    """One collective over `num_ranks` ranks that lie `stride` apart.
+
+    `message_bytes` is the whole tensor: what an all_reduce reduces, an all_gather returns, a
+    reduce_scatter or all_to_all takes in, a send carries.
+    """
+
+    op: CollectiveOp
+    num_ranks: PositiveInt
+    stride: PositiveInt
+    message_bytes: PositiveInt
+    seconds: PositiveFloat
+
+
+class Profile(Spec):
+    """Samples of one machine, with the versions that made them."""
+
+    schema_version: Literal[1] = 1
+    device: str
+    backend: Literal["cpu", "cuda"]
+    num_ranks: PositiveInt
+    torch_version: str
+    matmuls: tuple[MatmulSample, ...] = ()
+    copies: tuple[CopySample, ...] = ()
+    collectives: tuple[CollectiveSample, ...] = ()
