@@ -29,4 +29,4 @@ check: install
 
 clean:
 	rm -rf .pytest_cache .ruff_cache .hypothesis build dist *.egg-info runs
-	find meshwright tests benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} +
+	find . -path ./.venv -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import tempfile
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -24,6 +25,20 @@ _YAML_ENDINGS = {".yaml", ".yml"}
 _MAX_VALUE_CHARS = 60
 
 
+class _Loader(yaml.SafeLoader):
+    """Reads 3e-4 as a number, as YAML 1.2 does; the YAML 1.1 of PyYAML wants 3.0e-4 and takes the rest for text."""
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes text that `_Loader` would take for a number."""
+
+
+for _kind in (_Loader, _Dumper):
+    _kind.add_implicit_resolver(  # pyright: ignore[reportUnknownMemberType] PyYAML has no annotations
+        "tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9]+(?:\.[0-9]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
+    )
+
+
 def read_spec(kind: type[T], path: str | Path) -> T:
     """Return the `kind` that the YAML or JSON file `path` holds. Raises UserError in one line."""
     return from_data(kind, read_data(path), where=str(path))
@@ -33,7 +48,7 @@ def write_spec(value: BaseModel, path: str | Path) -> None:
     """Write `value` to `path` as canonical JSON (or YAML by its ending), atomically."""
     text = canonical_json(value)
     if Path(path).suffix in _YAML_ENDINGS:
-        text = yaml.safe_dump(json.loads(text), sort_keys=False)
+        text = yaml.dump(json.loads(text), Dumper=_Dumper, sort_keys=False)
     write_text(path, text)
 
 
@@ -42,7 +57,7 @@ def read_data(path: str | Path) -> Any:
     path = Path(path)
     text = read_text(path)
     try:
-        return yaml.safe_load(text) if path.suffix in _YAML_ENDINGS else json.loads(text)
+        return yaml.load(text, _Loader) if path.suffix in _YAML_ENDINGS else json.loads(text)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         kind = "YAML" if path.suffix in _YAML_ENDINGS else "JSON"
         raise UserError(f"{path}: not readable as {kind}: {_one_line(error)}") from None

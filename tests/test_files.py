@@ -19,7 +19,7 @@ class Point(Spec):
 
 @pytest.mark.parametrize("ending", ["json", "yaml", "yml"])
 def test_round_trips(tmp_path, ending: str):
-    values = [JobSpec(global_batch_size="auto", seq_len=8), Point(x=1e-12, names=("1e3", "no", "null"))]
+    values = [JobSpec(global_batch_size="auto", seq_len=8), Point(x=1e-12, names=("1e3", "-2.E+4", "1e", "no", "null"))]
     values += [model(name) for name in model_names()] + [cluster(f"2x8x{name}") for name in device_names()]
     for value in values:
         write_spec(value, tmp_path / f"value.{ending}")
@@ -32,6 +32,12 @@ def test_equal_values_are_equal_bytes():
     assert written.endswith("}\n")
     assert sha256(Strategy(tp=2)) == sha256(Strategy(tp=2)) != sha256(Strategy(tp=4))
     assert sha256(None, Strategy()) != sha256(Strategy())
+
+
+@pytest.mark.parametrize(("text", "number"), [("3e-4", 3e-4), ("312e12", 312e12), ("1.5E+9", 1.5e9), ("7", 7)])
+def test_yaml_numbers_as_people_write_them(tmp_path, text: str, number: float):
+    (tmp_path / "point.yaml").write_text(f"x: {text}\nnames: ['{text}']\n")
+    assert read_spec(Point, tmp_path / "point.yaml") == Point(x=number, names=(text,))
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,8 @@ What the runtime does, per layer and rank:
 * plain replication: one all-reduce of the gradients a step.
 * norms over split heads: their gradients are summed over the tensor-parallel ranks once a step.
 
-Message bytes are those of the whole tensor: what an all-reduce reduces, an all-gather returns, a
-reduce-scatter or all-to-all takes in, a send carries. Parameters are padded to the shard count
+Message bytes are those of the whole tensor: what an all-reduce reduces, an all-gather or all-to-all
+returns, a reduce-scatter takes in, a send carries. Parameters are padded to the shard count
 along dimension 0, one by one, as `fully_shard` does.
 """
 

@@ -1,0 +1,1 @@
+"""Training: a plan becomes processes, groups, modules and steps. Needs torch."""

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 
 from meshwright.errors import UserError
 from meshwright.models.build import Transformer, tie
@@ -23,6 +24,7 @@ from meshwright.runtime.gradients import (
     HeldParameter,
     clip,
     set_policy,
+    set_prefetch,
     squared_norm,
     sum_split_norms,
     sum_tied,
@@ -74,7 +76,7 @@ def parallelize(model: Transformer, plan: Plan, *, seed: int = 0, device: torch.
             recompute(layer)
     if tied_here:
         tie(layers[0], layers[len(layers) - 1])
-    for unit in sharded_units(plan, list(layers)):
+    for unit in plan.sharded_units(world.stage):
         shard_data_parallel([layers[index] for index in unit], plan.strategies[unit[0]], world, plan.job)
     stage = Stage(layers, world)
     _make_root(stage, plan.strategies[min(layers)], world)
@@ -84,13 +86,6 @@ def parallelize(model: Transformer, plan: Plan, *, seed: int = 0, device: torch.
     held = _held_parameters(stage, world)
     _fill(held, full, world)
     return Engine(stage=stage, held=held, world=world)
-
-
-def sharded_units(plan: Plan, indices: list[int]) -> list[list[int]]:
-    """Return which layers are sharded together: each alone, but for a weight tied inside one stage."""
-    if plan.model.tied_embedding and plan.num_stages == 1:
-        return [[indices[0], indices[-1]], *([index] for index in indices[1:-1])]
-    return [[index] for index in indices]
 
 
 def refuse_what_cannot_run(plan: Plan) -> None:
@@ -125,8 +120,9 @@ class Engine:
         first, last = self.plan.strategies[0], self.plan.strategies[-1]
         self._units = [
             (fsdp_unit(stage.layers[str(unit[0])]), self.plan.strategies[unit[0]])
-            for unit in sharded_units(self.plan, [int(name) for name in stage.layers])
+            for unit in self.plan.sharded_units(world.stage)
         ]
+        set_prefetch(self._units_backward())
         self._ids_mesh, self._targets_mesh = MeshShape.of(first), MeshShape.of(last)
         self._last_norm_squared = 0.0
 
@@ -165,6 +161,12 @@ class Engine:
         norm = self._last_norm_squared**0.5
         clip(self.held, norm, max_norm)
         return norm
+
+    def _units_backward(self) -> list[FSDPModule]:
+        """Return the sharded units in the order in which a backward pass first needs them."""
+        units = [unit for unit, _ in self._units]
+        has_tied_unit = len(units) < len(self.stage.layers)  # embedding and head: needed first, let go last
+        return [units[0], *reversed(units[1:])] if has_tied_unit else units[::-1]
 
     def _before_backward(self, micro_batch: int) -> None:
         is_last = micro_batch == self.plan.num_micro_batches - 1

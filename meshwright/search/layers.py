@@ -47,8 +47,8 @@ class Frontier:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Problem:
-    """Integers; the time's lowest digit (base `changes_base`) counts changes of strategy."""
+class LayerProblem:
+    """Integers; the time's lowest digit (base `changes_base`; 1: none) counts changes of strategy."""
 
     time: Ints  # [layer, strategy]
     memory: Ints  # [layer, strategy]
@@ -67,7 +67,7 @@ class _Labels:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Bound:
+class PrefixBound:
     """prefix[lam, layer, strategy]: least time + lam * memory of the layers before, switch included."""
 
     multipliers: Floats  # [lam]
@@ -91,7 +91,7 @@ def solve(
     times, memories, switch, transients = _arrays(layer_s, layer_bytes, switch_s, transient_bytes)
     memory_scale = decimal_scale(_largest_sum(memories) + _largest_sum(transients) + abs(budget_bytes), 9)
     problem = _problem(times, memories, switch, memory_scale, budget_bytes)
-    found = _solve_intervals(problem, to_ints(transients, memory_scale))
+    found = solve_intervals(problem, to_ints(transients, memory_scale))
     if found is None:
         return None
     rows = np.arange(len(found))
@@ -157,7 +157,7 @@ def _time_scale(times: Floats, switch: Floats) -> float:
     return decimal_scale((_largest_sum(times) + moves) * max(1, len(times)), 15)
 
 
-def _problem(times: Floats, memories: Floats, switch: Floats, memory_scale: float, budget: float) -> _Problem:
+def _problem(times: Floats, memories: Floats, switch: Floats, memory_scale: float, budget: float) -> LayerProblem:
     """Scale to integers. Equal switch tables of different layers are grouped once."""
     time_scale, base = _time_scale(times, switch), max(1, len(times))
     made: dict[bytes, Switch] = {}
@@ -169,7 +169,7 @@ def _problem(times: Floats, memories: Floats, switch: Floats, memory_scale: floa
             made[key] = group_switch(np.where(ints < FAR, ints * base, FAR))
         switches.append(made[key])
     time = to_ints(times, time_scale)
-    return _Problem(
+    return LayerProblem(
         time=np.where(time < FAR, time * base, FAR),
         memory=to_ints(memories, memory_scale),
         switches=tuple(switches),
@@ -178,10 +178,10 @@ def _problem(times: Floats, memories: Floats, switch: Floats, memory_scale: floa
     )
 
 
-def _limited(problem: _Problem, transients: Ints, bottom: int, top: int) -> _Problem:
+def _limited(problem: LayerProblem, transients: Ints, bottom: int, top: int) -> LayerProblem:
     """Relax "the largest transient lies in bottom..top"; exact where they are equal."""
     allowed = transients <= top
-    return _Problem(
+    return LayerProblem(
         time=np.where(allowed, problem.time, FAR),
         memory=np.where(allowed, problem.memory, FAR),
         switches=problem.switches,
@@ -190,12 +190,12 @@ def _limited(problem: _Problem, transients: Ints, bottom: int, top: int) -> _Pro
     )
 
 
-def _solve_intervals(problem: _Problem, transients: Ints) -> NDArray[np.intp] | None:
-    """Branch on the largest transient; return the best strategies."""
+def solve_intervals(problem: LayerProblem, transients: Ints, limit: int = FAR) -> NDArray[np.intp] | None:
+    """Branch on the largest transient; return the best strategies with time <= limit."""
     values = np.unique(transients[transients < FAR])
     stack = [(0, len(values) - 1)] if len(values) else []
     best: NDArray[np.intp] | None = None
-    best_time = FAR
+    best_time = limit
     while stack:
         low, high = stack.pop()
         found = _solve_additive(_limited(problem, transients, int(values[low]), int(values[high])), best_time)
@@ -214,7 +214,7 @@ def _solve_intervals(problem: _Problem, transients: Ints) -> NDArray[np.intp] | 
     return best
 
 
-def _solve_additive(problem: _Problem, limit: int) -> tuple[int, NDArray[np.intp]] | None:
+def _solve_additive(problem: LayerProblem, limit: int) -> tuple[int, NDArray[np.intp]] | None:
     """Return the best (time, strategies) with time <= limit, or None."""
     dual = _dual(problem, limit)
     if dual is None:
@@ -223,7 +223,7 @@ def _solve_additive(problem: _Problem, limit: int) -> tuple[int, NDArray[np.intp
     upper = min(upper, limit)
     if lower > upper * (1 + _SLACK) + 1:
         return None
-    bound = _prefix_bounds(problem, np.array(multipliers))
+    bound = prefix_bounds(problem, np.array(multipliers))
     gap = max(3e-4 * abs(lower), float(problem.changes_base))
     while True:
         threshold = min(upper, int(lower + gap) + 1)
@@ -235,7 +235,7 @@ def _solve_additive(problem: _Problem, limit: int) -> tuple[int, NDArray[np.intp
         gap *= 4
 
 
-def _relaxed(problem: _Problem, weights: tuple[float, float]) -> tuple[int, int, float] | None:
+def _relaxed(problem: LayerProblem, weights: tuple[float, float]) -> tuple[int, int, float] | None:
     """Return (time, memory, value) of the plan with the least weighted sum, or None when no plan is allowed."""
     time_weight, memory_weight = weights
     cost = np.where(
@@ -264,18 +264,18 @@ def _relaxed(problem: _Problem, weights: tuple[float, float]) -> tuple[int, int,
     return time, memory, float(value[at])
 
 
-def plan_sums(problem: _Problem, plan: NDArray[np.intp]) -> tuple[int, int]:
+def plan_sums(problem: LayerProblem, plan: NDArray[np.intp]) -> tuple[int, int]:
     """Return the integer time (changes in its lowest digit) and memory of a plan."""
     rows = np.arange(len(plan))
     time = int(problem.time[rows, plan].sum())
     for layer in range(1, len(plan)):
         before, here = plan[layer - 1], plan[layer]
         switch = problem.switches[layer]
-        time += int(switch.cost[switch.exit_group[before], switch.entry_group[here]]) + int(before != here)
+        time += int(switch.cost[switch.exit_group[before], switch.entry_group[here]]) + _change(problem) * int(before != here)
     return time, int(problem.memory[rows, plan].sum())
 
 
-def _dual(problem: _Problem, limit: int) -> tuple[float, int, list[float]] | None:
+def _dual(problem: LayerProblem, limit: int) -> tuple[float, int, list[float]] | None:
     """Maximise min(time + lam * (memory - budget)) over lam; return (bound, time of a plan that fits, multipliers)."""
     fastest = _relaxed(problem, (1.0, 0.0))
     smallest = _relaxed(problem, (0.0, 1.0))
@@ -307,7 +307,11 @@ def _dual(problem: _Problem, limit: int) -> tuple[float, int, list[float]] | Non
     return lower, upper, [0.0, best / 3, best, best * 3] if best else [0.0]
 
 
-def _prefix_bounds(problem: _Problem, multipliers: Floats) -> _Bound:
+def _change(problem: LayerProblem) -> int:
+    return int(problem.changes_base > 1)
+
+
+def prefix_bounds(problem: LayerProblem, multipliers: Floats) -> PrefixBound:
     """Return least sums of the layers before each layer, for all multipliers at once and for memory alone."""
     allowed = problem.time < FAR
     time, memory = problem.time.astype(float), problem.memory.astype(float)
@@ -324,10 +328,10 @@ def _prefix_bounds(problem: _Problem, multipliers: Floats) -> _Bound:
         moves = np.where(switch.cost < FAR, switch.cost.astype(float), np.inf)
         total = np.where(np.isfinite(moves), weight[:, None, None] * np.where(np.isfinite(moves), moves, 0), np.inf)
         prefix[:, layer] = (leaving[:, :, None] + total).min(axis=1)[:, switch.entry_group]
-    return _Bound(multipliers=multipliers, prefix=prefix[:-1], prefix_memory=prefix[-1])
+    return PrefixBound(multipliers=multipliers, prefix=prefix[:-1], prefix_memory=prefix[-1])
 
 
-def _all_labels(problem: _Problem, bound: _Bound, threshold: int) -> list[_Labels]:
+def _all_labels(problem: LayerProblem, bound: PrefixBound, threshold: int) -> list[_Labels]:
     """Return the labels of every layer that can be part of a plan within budget and threshold."""
     num_layers = len(problem.time)
     labels = [_kept(problem, bound, threshold, num_layers - 1, _last_labels(problem))]
@@ -336,12 +340,12 @@ def _all_labels(problem: _Problem, bound: _Bound, threshold: int) -> list[_Label
     return labels[::-1]
 
 
-def _last_labels(problem: _Problem) -> _Labels:
+def _last_labels(problem: LayerProblem) -> _Labels:
     strategy = np.flatnonzero(problem.time[-1] < FAR)
     return _Labels(strategy=strategy, time=problem.time[-1, strategy], memory=problem.memory[-1, strategy])
 
 
-def _kept(problem: _Problem, bound: _Bound, threshold: int, layer: int, labels: _Labels) -> _Labels:
+def _kept(problem: LayerProblem, bound: PrefixBound, threshold: int, layer: int, labels: _Labels) -> _Labels:
     """Drop the labels that no prefix can complete, then the dominated ones."""
     lam = bound.multipliers[:, None]
     value = labels.time + lam * (labels.memory - float(problem.budget)) + bound.prefix[:, layer, labels.strategy]
@@ -360,14 +364,14 @@ def _selected(labels: _Labels, keep: NDArray[np.bool_]) -> _Labels:
     return _Labels(strategy=strategy[order], time=time[order], memory=memory[order])
 
 
-def _candidates(problem: _Problem, layer: int, later: _Labels) -> _Labels:
+def _candidates(problem: LayerProblem, layer: int, later: _Labels) -> _Labels:
     """Put layer `layer` before the labels of layer + 1: through the switch groups, or with an unchanged strategy."""
     switch = problem.switches[layer + 1]
     entry = switch.entry_group[later.strategy]
     first = pareto(entry, later.time, later.memory)
     moves = switch.cost[:, entry[first]]  # [exit group, label]
     group, at = np.nonzero(moves < FAR)
-    time, memory = later.time[first][at] + moves[group, at] + 1, later.memory[first][at]
+    time, memory = later.time[first][at] + moves[group, at] + _change(problem), later.memory[first][at]
     left = pareto(group, time, memory)
     group, time, memory = group[left], time[left], memory[left]
     allowed = np.flatnonzero(problem.time[layer] < FAR)
@@ -385,7 +389,7 @@ def _candidates(problem: _Problem, layer: int, later: _Labels) -> _Labels:
     )
 
 
-def _read_plan(problem: _Problem, labels: list[_Labels]) -> NDArray[np.intp]:
+def _read_plan(problem: LayerProblem, labels: list[_Labels]) -> NDArray[np.intp]:
     """Return the lexicographically smallest of the best plans: any label that completes to the optimum will do."""
     time, memory = int(labels[0].time.min()), problem.budget
     plan: list[int] = []
@@ -394,21 +398,21 @@ def _read_plan(problem: _Problem, labels: list[_Labels]) -> NDArray[np.intp]:
         if plan:
             switch, before = problem.switches[layer], plan[-1]
             rest += switch.cost[switch.exit_group[before], switch.entry_group[here.strategy]]
-            rest += here.strategy != before
+            rest += _change(problem) * (here.strategy != before)
         choice = int(here.strategy[(rest == time) & (here.memory <= memory)].min())
         if plan:
-            time -= int(switch.cost[switch.exit_group[before], switch.entry_group[choice]]) + int(choice != before)
+            time -= int(switch.cost[switch.exit_group[before], switch.entry_group[choice]]) + _change(problem) * int(choice != before)
         time -= int(problem.time[layer, choice])
         memory -= int(problem.memory[layer, choice])
         plan.append(choice)
     return np.array(plan)
 
 
-def _frontier_points(problem: _Problem, transients: Ints, top: int, epsilon: float) -> tuple[Ints, Ints]:
+def _frontier_points(problem: LayerProblem, transients: Ints, top: int, epsilon: float) -> tuple[Ints, Ints]:
     """Return the (time, memory) labels of the plans whose transients are at most `top`."""
     limited = _limited(problem, transients, top, top)
     num_layers = len(problem.time)
-    bound = _prefix_bounds(limited, np.zeros(1))
+    bound = prefix_bounds(limited, np.zeros(1))
     labels = _kept(limited, bound, FAR, num_layers - 1, _last_labels(limited))
     for layer in range(num_layers - 2, -1, -1):
         labels = _thinned(labels, epsilon / num_layers)

@@ -141,7 +141,7 @@ def _looks_like_file(text: str) -> bool:
     if text.endswith(_FILE_ENDINGS) or "/" in text:
         return True
     try:
-        return Path(text).exists()
+        return bool(text) and Path(text).exists()
     except OSError:  # too long for a name
         return False
 

@@ -191,6 +191,16 @@ class Plan(Spec):
         """The strategy of each layer of the model."""
         return tuple(strategy for stage in self.stages for strategy in stage.strategies)
 
+    def sharded_units(self, stage: int) -> tuple[tuple[int, ...], ...]:
+        """Return which layers of `stage` are gathered and reduced together.
+
+        Each layer is a unit of its own; embedding and head that share a weight on one stage are one.
+        """
+        indices = range(self.boundaries[stage], self.boundaries[stage + 1])
+        if self.model.tied_embedding and self.num_stages == 1:
+            return ((indices[0], indices[-1]), *((index,) for index in indices[1:-1]))
+        return tuple((index,) for index in indices)
+
     @property
     def is_uniform(self) -> bool:
         """Whether every layer has the same strategy."""

@@ -31,8 +31,8 @@ class CopySample(Spec):
 class CollectiveSample(Spec):
     """One collective over `num_ranks` ranks that lie `stride` apart.
 
-    `message_bytes` is the whole tensor: what an all_reduce reduces, an all_gather returns, a
-    reduce_scatter or all_to_all takes in, a send carries.
+    `message_bytes` is the whole tensor: what an all_reduce reduces, an all_gather or
+    all_to_all returns, a reduce_scatter takes in, a send carries.
     """
 
     op: CollectiveOp

@@ -1,0 +1,42 @@
+"""How much memory a rank has used: the rise over what the process held before the model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+_STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+_RESET_PEAK = "5"  # proc(5): resets the peak resident set size
+
+
+class PeakMemory:
+    """Peak bytes since it was made: allocated on the GPU, or the rise of the resident set on a CPU rank.
+
+    On CPU the resident set also holds what the allocator keeps and communication buffers.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._baseline_bytes = 0
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(device)
+        elif _STATUS.exists():
+            try:
+                _CLEAR.write_text(_RESET_PEAK)
+            except OSError:
+                pass  # then the peak includes what came before the model
+            self._baseline_bytes = _status_bytes("VmRSS")
+
+    @property
+    def peak_bytes(self) -> int:
+        if self._device.type == "cuda":
+            return torch.cuda.max_memory_allocated(self._device)
+        return max(0, _status_bytes("VmHWM") - self._baseline_bytes) if _STATUS.exists() else 0
+
+
+def _status_bytes(field: str) -> int:
+    for line in _STATUS.read_text().splitlines():
+        if line.startswith(f"{field}:"):
+            return int(line.split()[1]) * 1024
+    return 0

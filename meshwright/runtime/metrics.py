@@ -1,0 +1,60 @@
+"""What a run reports: one JSON object a line, TensorBoard events, and a line on the screen. Rank 0 only."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from meshwright.errors import UserError
+from meshwright.units import show_bytes, show_seconds
+
+METRICS_FILE = "metrics.jsonl"
+TENSORBOARD_FOLDER = "tensorboard"
+_CHARTS = ("loss", "gradient_norm", "lr", "step_s", "tokens_per_s", "mfu", "held_out_loss")
+
+
+class Metrics:
+    """Writes records to `folder`/metrics.jsonl and its numbers to `folder`/tensorboard."""
+
+    def __init__(self, folder: Path, show: Callable[[str], None]) -> None:
+        from torch.utils.tensorboard import SummaryWriter  # slow to import, and only rank 0 needs it
+
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._lines = (folder / METRICS_FILE).open("a", encoding="utf-8")
+        except OSError as error:
+            raise UserError(f"run-dir: {folder} cannot be written: {error.strerror}") from None
+        self._events = SummaryWriter(str(folder / TENSORBOARD_FOLDER))
+        self._show = show
+
+    def write(self, kind: str, **values: Any) -> None:
+        """Append one record and chart its known numbers at its step."""
+        self._lines.write(json.dumps({"kind": kind, **values}) + "\n")
+        self._lines.flush()
+        for name in _CHARTS:
+            if values.get(name) is not None:
+                self._events.add_scalar(name, values[name], values["step"])
+        for rank, peak in enumerate(values.get("peak_memory_bytes", ())):
+            self._events.add_scalar(f"peak_memory_bytes/rank_{rank}", peak, values["step"])
+        self._show(_line(kind, values))
+
+    def close(self) -> None:
+        self._lines.close()
+        self._events.close()
+
+
+def _line(kind: str, values: Mapping[str, Any]) -> str:
+    if kind == "step":
+        mfu = f"  mfu {100 * values['mfu']:.1f} %" if values["mfu"] is not None else ""
+        return (
+            f"step {values['step']:>5}  loss {values['loss']:.4f}  norm {values['gradient_norm']:.3f}  "
+            f"lr {values['lr']:.2e}  {show_seconds(values['step_s'])}/step  "
+            f"{values['tokens_per_s']:,.0f} tokens/s{mfu}  peak {show_bytes(max(values['peak_memory_bytes']))}"
+        )
+    if kind == "held_out":
+        return f"step {values['step']:>5}  held-out loss {values['held_out_loss']:.4f} over {values['num_tokens']} tokens"
+    if kind == "checkpoint":
+        return f"step {values['step']:>5}  checkpoint {values['path']}"
+    return f"{kind}: " + ", ".join(f"{name} {value}" for name, value in values.items())

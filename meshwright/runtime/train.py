@@ -1,0 +1,220 @@
+"""The training loop of one rank: data by global sample index, steps, held-out loss, metrics, checkpoints."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from meshwright.errors import UserError
+from meshwright.files import write_spec
+from meshwright.models import build_model
+from meshwright.runtime.checkpoint import find_checkpoint, load_checkpoint, save_checkpoint
+from meshwright.runtime.data import TokenDataset, Tokenizer, TokenStore, build_tokens, load_tokenizer
+from meshwright.runtime.memory import PeakMemory
+from meshwright.runtime.metrics import Metrics
+from meshwright.runtime.optimizer import learning_rate, make_optimizer, set_learning_rate
+from meshwright.runtime.parallelize import Engine, StepReport, parallelize, refuse_what_cannot_run
+from meshwright.spec.base import NonNegativeFloat, NonNegativeInt, PositiveInt, Spec
+from meshwright.spec.flops import step_flops
+from meshwright.spec.plan import Plan
+
+PLAN_FILE = "plan.json"
+
+
+class TrainOptions(Spec):
+    """What a run does beside following its plan.
+
+    `data` are text files, folders, `.jsonl` files or "stdlib"; `tokenizer` is "bytes" or a
+    tokenizer.json. The run's plan, metrics, TensorBoard events and checkpoints lie in `run_dir`.
+    `eval_every`, `save_every` 0: only at the end. `resume` names a checkpoint or a run folder.
+    """
+
+    data: tuple[str, ...]
+    run_dir: str
+    num_steps: PositiveInt
+    tokenizer: str = "bytes"
+    cache_dir: str = "runs/cache"
+    seed: NonNegativeInt = 0
+    held_out_fraction: NonNegativeFloat = 0.05
+    eval_every: NonNegativeInt = 0
+    eval_samples: NonNegativeInt = 64
+    save_every: NonNegativeInt = 0
+    save_at_end: bool = True
+    log_every: PositiveInt = 1
+    resume: str | None = None
+    timeout_s: PositiveInt = 600
+
+
+def prepare_data(plan: Plan, options: TrainOptions) -> tuple[TokenStore, Tokenizer]:
+    """Return the tokens of the run, made if they are not cached. One process at a time may do this."""
+    tokenizer = load_tokenizer(options.tokenizer)
+    store = build_tokens(options.data, tokenizer, options.cache_dir, vocab_size=plan.model.vocab_size)
+    return store, tokenizer
+
+
+def train(plan: Plan, options: TrainOptions, *, show: Callable[[str], None]) -> None:
+    """Train on this rank, started by torchrun or `launch_local`. `show` prints a line (used on rank 0)."""
+    refuse_what_cannot_run(plan)
+    device = _join(plan, options)
+    try:
+        _Run(plan, options, device, show).run()
+    finally:
+        dist.destroy_process_group()
+
+
+class _Run:
+    def __init__(self, plan: Plan, options: TrainOptions, device: torch.device, show: Callable[[str], None]) -> None:
+        self.plan, self.options, self.device = plan, options, device
+        self.is_first = dist.get_rank() == 0
+        self.train_data, self.held_out = self._datasets()
+        self.memory = PeakMemory(device)
+        self.engine: Engine = parallelize(build_model(plan.model), plan, seed=options.seed, device=device)
+        self.optimizer = make_optimizer(self.engine.parameters(), plan.job.optimizer)
+        self.step, self.num_samples = 0, 0
+        self.folder = Path(options.run_dir)
+        if options.resume is not None:
+            self._resume(Path(options.resume))
+        self.metrics = Metrics(self.folder, show) if self.is_first else None
+        if self.is_first:
+            write_spec(plan, self.folder / PLAN_FILE)
+
+    def run(self) -> None:
+        options = self.options
+        while self.step < options.num_steps:
+            started = time.perf_counter()
+            rate = learning_rate(self.plan.job.optimizer, self.step, options.num_steps)
+            report = self._train_step(rate)
+            self.step += 1
+            self.num_samples += self.plan.global_batch_size
+            if self.step % options.log_every == 0 or self.step == options.num_steps:
+                self._log_step(report, rate, time.perf_counter() - started)
+            if options.eval_every and self.step % options.eval_every == 0 and self.step < options.num_steps:
+                self._evaluate()
+            if options.save_every and self.step % options.save_every == 0 and self.step < options.num_steps:
+                self._save()
+        self._evaluate()
+        if options.save_at_end:
+            self._save()
+        if self.metrics is not None:
+            self.metrics.close()
+
+    def _train_step(self, rate: float) -> StepReport:
+        first_sample = self.num_samples
+        report = self.engine.forward_backward(lambda first, count: self.train_data.batch(first_sample + first, count))
+        self.engine.clip_gradients(self.plan.job.optimizer.clip_norm)
+        set_learning_rate(self.optimizer, rate)
+        self.optimizer.step()
+        self.engine.zero_grad()
+        return report
+
+    def _evaluate(self) -> None:
+        samples = self.plan.micro_batch_samples
+        num_micro_batches = min(self.options.eval_samples, self.held_out.samples_per_epoch) // samples
+        if num_micro_batches == 0:
+            return
+        loss_sum, num_tokens = self.engine.evaluate(self.held_out.batch, num_micro_batches)
+        if self.metrics is not None:
+            self.metrics.write(
+                "held_out", step=self.step, held_out_loss=loss_sum / max(1, num_tokens), num_tokens=num_tokens
+            )
+
+    def _save(self) -> None:
+        path = save_checkpoint(
+            self.folder / "checkpoints",
+            self.engine,
+            self.optimizer,
+            step=self.step,
+            num_samples=self.num_samples,
+            data_seed=self.options.seed,
+        )
+        if self.metrics is not None:
+            self.metrics.write("checkpoint", step=self.step, path=str(path))
+
+    def _resume(self, path: Path) -> None:
+        checkpoint = find_checkpoint(path)
+        info = load_checkpoint(checkpoint, self.engine, self.optimizer)
+        if info.data_seed != self.options.seed:
+            raise UserError(
+                f"seed: {checkpoint} was trained with data seed {info.data_seed}, not {self.options.seed}; "
+                f"use --seed {info.data_seed} so that no sample is seen twice"
+            )
+        self.step, self.num_samples = info.step, info.num_samples
+
+    def _log_step(self, report: StepReport, rate: float, step_s: float) -> None:
+        peaks = self._gather_peaks()
+        if self.metrics is None:
+            return
+        job, num_samples = self.plan.job, self.plan.global_batch_size
+        flops_per_s = self.plan.cluster.device.peak_flops_per_s(job.param_dtype) * self.plan.num_devices
+        self.metrics.write(
+            "step",
+            step=self.step,
+            loss=report.loss,
+            gradient_norm=report.gradient_norm,
+            lr=rate,
+            step_s=step_s,
+            tokens_per_s=num_samples * job.seq_len / step_s,
+            mfu=step_flops(self.plan.model, job.seq_len, num_samples) / step_s / flops_per_s,
+            num_samples=self.num_samples,
+            num_tokens=report.num_tokens,
+            peak_memory_bytes=peaks,
+        )
+
+    def _gather_peaks(self) -> list[int]:
+        mine = torch.tensor([self.memory.peak_bytes], dtype=torch.int64, device=self.device)
+        everyone = torch.empty(dist.get_world_size(), dtype=torch.int64, device=self.device)
+        dist.all_gather_single(everyone, mine)
+        return [int(peak) for peak in everyone.tolist()]
+
+    def _datasets(self) -> tuple[TokenDataset, TokenDataset]:
+        """Return the training and held-out samples; the first rank of each machine makes the tokens."""
+        is_maker = int(os.environ.get("LOCAL_RANK", "0")) == 0
+        if is_maker:
+            prepare_data(self.plan, self.options)
+        dist.barrier()
+        store, tokenizer = prepare_data(self.plan, self.options)
+        train_data, held_out = (
+            TokenDataset(
+                store.tokens,
+                seq_len=self.plan.job.seq_len,
+                split=split,
+                seed=self.options.seed,
+                held_out_fraction=self.options.held_out_fraction,
+                end_of_document=tokenizer.end_of_document,
+            )
+            for split in ("train", "held_out")
+        )
+        return train_data, held_out
+
+
+def _join(plan: Plan, options: TrainOptions) -> torch.device:
+    """Join the job that torchrun started and return this rank's device."""
+    missing = [name for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
+    if missing:
+        raise UserError(
+            f"train: {', '.join(missing)} not set; start it with torchrun, or with --local {plan.num_devices} "
+            "for ranks on this machine"
+        )
+    world_size = int(os.environ["WORLD_SIZE"])
+    if world_size != plan.num_devices:
+        raise UserError(f"num_devices: the plan is for {plan.num_devices} ranks, but {world_size} were started")
+    backend = plan.cluster.device.backend
+    device = torch.device("cpu")
+    if backend == "cuda":
+        local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+        if not torch.cuda.is_available() or local_rank >= torch.cuda.device_count():
+            raise UserError(f"cluster: {plan.cluster.name} needs a GPU for local rank {local_rank}, but torch finds none")
+        device = torch.device("cuda", local_rank)
+        torch.cuda.set_device(device)
+    dist.init_process_group(
+        "nccl" if backend == "cuda" else "gloo", timeout=timedelta(seconds=options.timeout_s)
+    )
+    return device
+
+

@@ -1,0 +1,402 @@
+"""What one stage can cost over one range of layers: floors, the exact cheapest choice, and all choices up to a key.
+
+A cell is (stage, first layer, end). Its *rows* are the (F, B, g) of choices that fit the stage's budget, with the
+layouts of the first and the last layer; a row that another of the same layouts beats in all three is dropped. F and B
+hold what the stage pays whatever comes before it (inner switches, the send to the next stage); what it receives
+depends on the layout handed in and is added by the recursion. Rows are made in the order of a *key*, a weighted sum of
+F + B and g: first none, then all up to some key, in the end all. What is missing stands as one *tail* of floors:
+
+    floor(w) = max over lam of (min over choices of w . (F, B, g) + lam * memory) - lam * budget
+
+Keys and floors include the cheapest that can be received, so that they hold for any layout handed in.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshwright.search.bound import H1, H2, B, C, F, G, Pipe, exact_values
+from meshwright.search.labels import FAR, Floats, Ints, Switch, pareto_rows
+from meshwright.search.layers import LayerProblem, plan_sums, prefix_bounds, solve_intervals
+from meshwright.search.problem import Exact
+
+_MAX_CANDIDATES = 150_000  # labels before dominance
+_MAX_LABELS = 6_000  # labels after dominance
+_FEW_PLANS = 20_000  # so many choices are enumerated at once
+_GRID = np.concatenate([[0.0], 2.0 ** np.arange(-6, 5.0)])  # multipliers, in units of time spread / memory spread
+_SHAVE = 1e-12  # relative; floats bound, integers decide
+
+
+class TooManyLabels(Exception):
+    """A cell has more rows than the cap; its tail stays."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rows:
+    """Rows of a cell."""
+
+    values: Ints  # [row, 3] F, B, g
+    entry: NDArray[np.intp]  # [row] layout of the first layer
+    exit: NDArray[np.intp]  # [row] layout of the last layer
+    plans: NDArray[np.intp]  # [row, layer]
+
+
+@dataclass(kw_only=True)
+class Cell:
+    """What is known of one (stage, range); changes as the search asks for more."""
+
+    stage: int
+    start: int
+    end: int
+    key_weights: tuple[int, int]  # of F + B and of g
+    tail: Ints | None  # [6] floors of what is not in rows (bound.py's columns); None: nothing is missing
+    rows: Rows
+    solved: bool = False  # the floor of the key is exact
+    stuck: bool = False  # deepening hit the cap
+    reach: int = 0  # rows hold every choice with a key up to this
+    plan: NDArray[np.intp] | None = None  # the choice with the least key
+    problem: LayerProblem | None = None
+    step_factor: float = field(default=5e-4)
+
+
+def empty_rows(length: int) -> Rows:
+    """Return no rows of `length` layers."""
+    none = np.zeros(0, np.intp)
+    return Rows(values=np.zeros((0, 3), np.int64), entry=none, exit=none, plans=np.zeros((0, length), np.intp))
+
+
+class Table:
+    """The cells of one problem, made when asked for; equal ranges share a cell."""
+
+    def __init__(self, exact: Exact, pipe: Pipe) -> None:
+        """Start without cells."""
+        self.exact, self.pipe = exact, pipe
+        self._cells: dict[tuple[int, ...], Cell | None] = {}
+        self._chains: dict[tuple[int, ...], Floats] = {}
+        self._grids: dict[int, Floats] = {}
+        problem = exact.source
+        self.last_layer, self.last_stage = problem.num_layers - 1, problem.num_stages - 1
+        self.switches = tuple(self._switch_tables())
+
+    def cell(self, stage: int, start: int, end: int, tied: int) -> Cell | None:
+        """Return the cell, or None when nothing fits. `tied` >= 0 fixes the strategy of first and last layer."""
+        touches = start == 0 or end == self.last_layer + 1
+        classes, tied = self.exact.layer_class, tied if touches else -1
+        # What is received and sent depends on the neighbouring layers too.
+        around = (classes[start - 1] if start else -1, classes[end] if end <= self.last_layer else -1)
+        key = (stage, tied, *around, *classes[start:end])
+        if key not in self._cells:
+            self._cells[key] = self._make(stage, start, end, tied, (stage, tied, *classes[start:end]))
+        return self._cells[key]
+
+    def allowed(self, layer: int, tied: int) -> NDArray[np.bool_]:
+        """Return the strategies of a layer; first and last follow `tied`."""
+        allowed = self.exact.forward[layer] < FAR
+        if tied >= 0 and layer in (0, self.last_layer):
+            allowed = allowed & (np.arange(len(allowed)) == tied)
+        return allowed
+
+    def once(self, stage: int, tied: int) -> int:
+        """Return the stage's constant once-a-step time."""
+        ends = stage in (0, self.last_stage) and tied >= 0 and self.last_stage > 0
+        return self.exact.stage_step[stage] + (int(self.exact.tied_step[tied]) if ends else 0)
+
+    def received(self, start: int) -> Ints:
+        """Return [2, layout handed in, layout of layer `start`]: what the receiver pays."""
+        exact = self.exact
+        return exact.border[:, start - 1][:, :, None] + exact.switch[:, start]
+
+    def drop(self, cell: Cell) -> None:
+        """Forget a cell of which nothing fits after all."""
+        for key, known in self._cells.items():
+            if known is cell:
+                self._cells[key] = None
+
+    def _switch_tables(self) -> list[tuple[Switch, Switch]]:
+        """Return per layer the forward and backward switch as grouped tables."""
+        exact, layout = self.exact, self.exact.layout
+        made: dict[bytes, tuple[Switch, Switch]] = {}
+        tables: list[tuple[Switch, Switch]] = []
+        for layer in range(exact.switch.shape[1]):
+            key = exact.switch[:, layer].tobytes()
+            if key not in made:
+                forward, backward = (
+                    Switch(exit_group=layout, entry_group=layout, cost=cost, own=np.diagonal(cost)[layout])
+                    for cost in exact.switch[:, layer]
+                )
+                made[key] = (forward, backward)
+            tables.append(made[key])
+        return tables
+
+    # Floors: chains of layers from the end of a range, for all weights, multipliers and layouts at once.
+
+    def _weights(self, stage: int) -> Ints:
+        """Return [6, 3]: the weights of (F, B, g) of bound.py's columns."""
+        m, k = self.pipe.num_micro_batches, self.pipe.num_ahead[stage]
+        h1 = m - k + 1
+        return np.array([[1, 0, 0], [0, 1, 0], [1, 1, 0], [0, 0, 1], [h1, h1, 1], [m, m, 1]], np.int64)
+
+    def _grid(self, stage: int) -> Floats:
+        """Return multipliers [6, lam] in time per byte, around what a layer's choices trade."""
+        if stage not in self._grids:
+            exact = self.exact
+            parts = np.stack([exact.forward, exact.backward, exact.step]).astype(float)
+            allowed = exact.forward < FAR
+            spread_time = np.zeros(6)
+            spread_memory = 0.0
+            for layer in range(len(allowed)):
+                chosen = self._weights(stage).astype(float) @ parts[:, layer, allowed[layer]]
+                memory = exact.memory[stage][layer, allowed[layer]].astype(float)
+                if memory.size:
+                    spread_time += np.median(chosen, axis=1) - chosen.min(axis=1)
+                    spread_memory += float(np.median(memory) - memory.min())
+            self._grids[stage] = spread_time[:, None] / max(spread_memory, 1.0) * _GRID[None, :]
+        return self._grids[stage]
+
+    def _chain(self, stage: int, start: int, end: int, tied: int, key: tuple[int, ...]) -> Floats:
+        """Return [6, lam + 1, layout of layer start]: least weighted sums of layers start..end-1.
+
+        The last column along lam is the least memory. Shorter chains are made first and shared.
+        """
+        if key in self._chains:
+            return self._chains[key]
+        exact, weights = self.exact, self._weights(stage).astype(float)
+        allowed = self.allowed(start, tied)
+        parts = np.stack([exact.forward[start], exact.backward[start], exact.step[start]]).astype(float)
+        memory = exact.memory[stage][start].astype(float)
+        cost = (weights @ parts)[:, None, :] + self._grid(stage)[:, :, None] * memory
+        if end - 1 == start and stage < self.last_stage:
+            cost += (weights[:, :2] @ exact.border[:, start].astype(float))[:, None, exact.layout]
+        cost = np.concatenate([cost, np.broadcast_to(memory, (6, 1, len(memory)))], axis=1)
+        cost[:, :, ~allowed] = np.inf
+        chain = np.full((*cost.shape[:2], exact.num_layouts), np.inf)
+        for layout in np.unique(exact.layout[allowed]):
+            chain[:, :, layout] = cost[:, :, allowed & (exact.layout == layout)].min(axis=2)
+        if end - 1 > start:
+            shorter_tied = tied if end == self.last_layer + 1 else -1
+            shorter = self._chain(stage, start + 1, end, shorter_tied, (stage, shorter_tied, *key[3:]))
+            moves = np.tensordot(weights[:, :2], exact.switch[:, start + 1].astype(float), 1)[:, None]
+            moves = np.concatenate([np.repeat(moves, chain.shape[1] - 1, axis=1), np.zeros_like(moves)], axis=1)
+            chain += (moves + shorter[:, :, None, :]).min(axis=3)
+        self._chains[key] = chain
+        return chain
+
+    def _make(self, stage: int, start: int, end: int, tied: int, key: tuple[int, ...]) -> Cell | None:
+        chain = self._chain(stage, start, end, tied, key)
+        exact, weights = self.exact, self._weights(stage)
+        layers = range(start, end)
+        if any(not self.allowed(layer, tied).any() for layer in layers):
+            return None
+        room = exact.budget[stage] - max(int(exact.transient[l, self.allowed(l, tied)].min()) for l in layers)
+        if chain[0, -1].min() > room + _SHAVE * abs(room):
+            return None
+        sums = chain[:, :-1]
+        if start > 0:
+            cheapest = self.received(start).min(axis=1).astype(float)  # [2, layout]
+            sums = sums + (weights[:, :2] @ cheapest)[:, None, :]
+        floors = (sums.min(axis=2) - self._grid(stage) * float(room)).max(axis=1)
+        tail = np.floor(floors - np.abs(floors) * _SHAVE).astype(np.int64) + weights[:, 2] * self.once(stage, tied)
+        tail[C] = max(int(tail[C]), int(tail[F] + tail[B]))
+        _raise_columns(self.pipe, stage, tail)
+        return Cell(
+            stage=stage, start=start, end=end, key_weights=(self.pipe.num_micro_batches, 1) if stage == 0 else (1, 0),
+            tail=tail, rows=empty_rows(end - start),
+        )  # fmt: skip
+
+    # Exact choices.
+
+    def layer_problem(
+        self, cell: Cell, tied: int, weights: tuple[int, int], before: int = -1, after: int = -1
+    ) -> LayerProblem:
+        """Return the cell as a one-stage problem: least weights . (F + B, g).
+
+        With the layouts `before` and `after` of its neighbours, what is received and what the next stage receives from
+        this one count fully; without, the cheapest that can be received.
+        """
+        exact, span = self.exact, slice(cell.start, cell.end)
+        allowed = np.stack([self.allowed(layer, tied) for layer in range(cell.start, cell.end)])
+        parts = [np.where(allowed, part[span], 0) for part in (exact.forward, exact.backward, exact.step)]
+        time = weights[0] * (parts[0] + parts[1]) + weights[1] * parts[2]
+        if cell.start > 0:
+            received = self.received(cell.start).sum(axis=0)
+            time[0] += weights[0] * (received.min(axis=0) if before < 0 else received[before])[exact.layout]
+        if cell.stage < self.last_stage:
+            sent = exact.border[:, cell.end - 1].sum(axis=0)
+            if after >= 0:
+                sent = sent + self.received(cell.end)[:, :, after].sum(axis=0)
+            time[-1] += weights[0] * sent[exact.layout]
+        switches = tuple(
+            Switch(
+                exit_group=exact.layout, entry_group=exact.layout,
+                cost=weights[0] * (one.cost + two.cost), own=weights[0] * (one.own + two.own),
+            )  # fmt: skip
+            for one, two in self.switches[span]
+        )
+        return LayerProblem(
+            time=np.where(allowed, time, FAR),
+            memory=np.where(allowed, exact.memory[cell.stage][span], FAR),
+            switches=switches,
+            changes_base=1,
+            budget=exact.budget[cell.stage],
+        )
+
+    def transients(self, cell: Cell, problem: LayerProblem) -> Ints:
+        """Return the cell's transients, FAR where not allowed."""
+        return np.where(problem.time < FAR, self.exact.transient[cell.start : cell.end], FAR)
+
+    def row_of(self, cell: Cell, plan: NDArray[np.intp], tied: int) -> Ints:
+        """Return (F, B, g) of a choice, without what is received."""
+        exact, rows = self.exact, np.arange(cell.start, cell.end)
+        layouts = exact.layout[plan]
+        values = [int(part[rows, plan].sum()) for part in (exact.forward, exact.backward, exact.step)]
+        for way in (0, 1):
+            values[way] += int(exact.switch[way, rows[1:], layouts[:-1], layouts[1:]].sum())
+            if cell.stage < self.last_stage:
+                values[way] += int(exact.border[way, cell.end - 1, layouts[-1]])
+        values[2] += self.once(cell.stage, tied)
+        return np.array(values, np.int64)
+
+    def settle(self, cell: Cell, tied: int) -> bool:
+        """Make the floor of the cell's key exact and keep its plan; False: nothing fits."""
+        problem = self.layer_problem(cell, tied, cell.key_weights)
+        plan = solve_intervals(problem, self.transients(cell, problem))
+        if plan is None:
+            self.drop(cell)
+            return False
+        cell.plan, cell.solved, cell.problem = plan, True, problem
+        key = plan_sums(problem, plan)[0] + cell.key_weights[1] * self.once(cell.stage, tied)
+        cell.reach = key - 1
+        self._raise_tail(cell)
+        return True
+
+    def deepen(self, cell: Cell, tied: int) -> bool:
+        """Add all rows up to a higher key; False (and stuck) when there are too many."""
+        allowed = [int(self.allowed(layer, tied).sum()) for layer in range(cell.start, cell.end)]
+        few = float(np.prod(np.array(allowed, float))) <= _FEW_PLANS
+        limit = FAR if few else int(cell.reach + 1 + max(1.0, abs(cell.reach) * cell.step_factor))
+        try:
+            cell.rows, complete = self._enumerate(cell, tied, limit)
+        except TooManyLabels:
+            cell.stuck = True
+            return False
+        cell.step_factor *= 4
+        if few or complete:
+            cell.tail = None
+        else:
+            cell.reach = limit
+            self._raise_tail(cell)
+        return True
+
+    def _raise_tail(self, cell: Cell) -> None:
+        """Let the tail start after the key that rows reach."""
+        assert cell.tail is not None
+        weight, _ = cell.key_weights
+        cell.tail = cell.tail.copy()
+        column = C if cell.key_weights[1] == 0 else H2
+        assert column == H2 or weight == 1
+        cell.tail[column] = max(int(cell.tail[column]), cell.reach + 1)
+        _raise_columns(self.pipe, cell.stage, cell.tail)
+
+    def _enumerate(self, cell: Cell, tied: int, limit: int) -> tuple[Rows, bool]:
+        """Return the rows with a key <= limit, and whether no label was dropped for the limit."""
+        problem = cell.problem
+        assert problem is not None
+        exact = self.exact
+        once = cell.key_weights[1] * self.once(cell.stage, tied)
+        transient = self.transients(cell, problem)
+        spread = float(self._grid(cell.stage)[C if cell.key_weights[1] == 0 else H2, 7])
+        bound = prefix_bounds(problem, np.array([0.0, spread / 4, spread]))
+        room = problem.budget - int(max(row.min() for row in transient))
+        labels = np.zeros((1, 5), np.int64)  # F, B, g, memory, transient
+        first, last = np.full(1, -1), np.full(1, -1)
+        arrows: list[tuple[NDArray[np.intp], NDArray[np.intp]]] = []
+        complete = True
+        for at in range(cell.end - cell.start - 1, -1, -1):
+            strategies = np.flatnonzero(problem.time[at] < FAR)
+            if len(labels) * len(strategies) > 4 * _MAX_CANDIDATES:
+                raise TooManyLabels
+            parent, chosen = (grid.ravel() for grid in np.meshgrid(np.arange(len(labels)), strategies, indexing="ij"))
+            values = self._extended(cell, at, labels[parent], first[parent], chosen)
+            key = cell.key_weights[0] * (values[:, 0] + values[:, 1]) + cell.key_weights[1] * values[:, 2] + once
+            memory = values[:, 3].astype(float)
+            # The multipliers' bound on the key of any completion; the first of them, 0, ignores memory.
+            total = (key + bound.prefix[:, at, chosen]) + bound.multipliers[:, None] * (memory - room)
+            if at == 0:  # what is received is part of the key, but not of the rows
+                total = total + (problem.time[0, chosen] - self._own_key(cell, chosen))
+            shave = _SHAVE * (np.abs(total).max(initial=0) + bound.multipliers.max() * abs(room)) + 1
+            within = (total <= limit + shave).all(axis=0)
+            fits = memory + bound.prefix_memory[at, chosen] <= problem.budget - values[:, 4] + 1
+            complete &= bool(within[fits].all())
+            keep = np.flatnonzero(within & fits)
+            if at == 0:
+                keep = keep[values[keep, 3] + values[keep, 4] <= problem.budget]
+            if len(keep) > _MAX_CANDIDATES:
+                raise TooManyLabels
+            exits = exact.layout[chosen] if not arrows else last[parent]
+            group = exact.layout[chosen] * exact.num_layouts + exits
+            if at == 0:
+                values = values[:, :3]
+                group = group if cell.start > 0 else exits
+            keep = keep[pareto_rows(values[keep], group[keep])]
+            if len(keep) > _MAX_LABELS:
+                raise TooManyLabels
+            labels, first, last = values[keep], exact.layout[chosen[keep]], exits[keep]
+            arrows.append((parent[keep], chosen[keep]))
+        values = labels + np.array([0, 0, self.once(cell.stage, tied)])
+        return Rows(values=values, entry=first, exit=last, plans=_plans(arrows)), complete
+
+    def _own_key(self, cell: Cell, chosen: NDArray[np.intp]) -> Ints:
+        """Return the key of the first layer alone, as it stands in rows."""
+        exact, (weight, once) = self.exact, cell.key_weights
+        own = weight * (exact.forward[cell.start, chosen] + exact.backward[cell.start, chosen])
+        own = own + once * exact.step[cell.start, chosen]
+        if cell.end == cell.start + 1 and cell.stage < self.last_stage:
+            own = own + weight * exact.border[:, cell.start].sum(axis=0)[exact.layout[chosen]]
+        return own
+
+    def _extended(
+        self, cell: Cell, at: int, later: Ints, entry: NDArray[np.intp], chosen: NDArray[np.intp]
+    ) -> Ints:
+        """Return the labels with layer `at` of the cell under `chosen` put before `later`."""
+        exact, layer = self.exact, cell.start + at
+        layouts = exact.layout[chosen]
+        values = later.copy()
+        values[:, 0] += exact.forward[layer, chosen]
+        values[:, 1] += exact.backward[layer, chosen]
+        values[:, 2] += exact.step[layer, chosen]
+        values[:, 3] += exact.memory[cell.stage][layer, chosen]
+        values[:, 4] = np.maximum(values[:, 4], exact.transient[layer, chosen])
+        for way in (0, 1):
+            if layer < cell.end - 1:
+                values[:, way] += exact.switch[way, layer + 1, layouts, entry]
+            elif cell.stage < self.last_stage:
+                values[:, way] += exact.border[way, layer, layouts]
+        return values
+
+
+def options(pipe: Pipe, cell: Cell, received: Ints | None) -> Ints:
+    """Return [row, 6] values of the cell's rows; `received` [2, layout of the first layer] is added."""
+    forward, backward, step = cell.rows.values.T
+    if received is not None:
+        forward, backward = forward + received[0, cell.rows.entry], backward + received[1, cell.rows.entry]
+    return exact_values(pipe, cell.stage, forward, backward, step)
+
+
+def _raise_columns(pipe: Pipe, stage: int, tail: Ints) -> None:
+    """Let the combined columns of `tail` be at least what the single ones give; changes `tail`."""
+    m, k = pipe.num_micro_batches, pipe.num_ahead[stage]
+    tail[H1] = max(int(tail[H1]), int((m - k + 1) * tail[C] + tail[G]))
+    tail[H2] = max(int(tail[H2]), int(m * tail[C] + tail[G]))
+
+
+def _plans(arrows: list[tuple[NDArray[np.intp], NDArray[np.intp]]]) -> NDArray[np.intp]:
+    """Follow the labels of the first layer to the last one."""
+    at = np.arange(len(arrows[-1][0]))
+    columns: list[NDArray[np.intp]] = []
+    for parent, chosen in reversed(arrows):
+        columns.append(chosen[at])
+        at = parent[at]
+    return np.stack(columns, axis=1)

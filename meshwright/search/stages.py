@@ -1,0 +1,377 @@
+"""Cut layers into pipeline stages and choose their strategies so that the simulated step is shortest.
+
+For fixed P and m (shared notes, sections 2 and 4):
+ 1. Floors of every (stage, range) give a bound per plan by the recursion of bound.py; its least is found by dynamic
+    programming (recursion.py).
+ 2. The winner's cells are made exact, cheapest choice first, then row by row (rows.py); what is missing stays a tail
+    of floors. Every winner also yields a plan, which is improved and simulated: the incumbent.
+ 3. A winner without a tail whose bound equals its simulated time, or no way below the incumbent, is the proof.
+    Where the bound stays below the simulation, all ways below the incumbent are listed and simulated.
+Caps and the time limit end this early with the incumbent and the least bound found so far: never more is claimed.
+
+P = 1 costs m (F + B) + g: one number, solved by layers.py. Tied first and last layers: one problem for each strategy
+of theirs. The largest integer in hand is far below 2**63 (problem.py scales), so equal means equal.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshwright.cost.simulate import simulate_many
+from meshwright.search.bound import C, Pipe
+from meshwright.search.labels import FAR, Ints, group_switch
+from meshwright.search.layers import LayerProblem, plan_sums, solve_intervals
+from meshwright.search.problem import Exact, StageChoice, StageProblem, price, to_exact
+from meshwright.search.recursion import Cells, Way, all_below, floor, least_bound, received_by, viable
+from meshwright.search.rows import Cell, Table
+
+_CLOSING_CAP = 100_000  # ways listed when the bound does not decide
+
+Plan = tuple[tuple[int, ...], tuple[int, ...]]  # boundaries, strategies
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Part:
+    """A share of all plans: one strategy of the tied layers (-1: not tied) and one partition (None: any)."""
+
+    tied: int
+    partition: tuple[int, ...] | None
+
+
+@dataclass(kw_only=True)
+class _Best:
+    """The incumbent; `time` is an integer."""
+
+    time: int = FAR
+    plan: Plan | None = None
+
+
+def solve(
+    problem: StageProblem, *, time_limit_s: float = 2.0, partitions: tuple[tuple[int, ...], ...] | None = None
+) -> StageChoice | None:
+    """Return the best plan found and a bound that holds for all plans, or None when nothing fits.
+
+    `partitions` restricts the boundaries (each P + 1 rising layer numbers, 0 first, L last). At least one plan is
+    returned when one fits, however small the time limit.
+    """
+    deadline = time.perf_counter() + time_limit_s
+    exact = to_exact(problem)
+    if problem.num_stages > problem.num_layers:
+        return None
+    best = _Best()
+    if problem.num_stages == 1:
+        lower = _solve_one_stage(exact, best)
+    else:
+        lower = _solve_many_stages(exact, partitions, deadline, best)
+    if best.plan is None:
+        return None
+    choice = price(problem, *best.plan)
+    proved = lower >= best.time
+    bound = choice.objective_s if proved else min(choice.objective_s, lower / exact.time_scale)
+    return replace(choice, lower_bound_s=bound)
+
+
+def _pipe(problem: StageProblem) -> Pipe:
+    stages, m = problem.num_stages, problem.num_micro_batches
+    phased = problem.schedule == "gpipe"
+    ahead = tuple(m if phased else min(m, stages - stage) for stage in range(stages))
+    return Pipe(num_micro_batches=m, num_ahead=ahead, phased=phased)
+
+
+def _parts(exact: Exact, partitions: tuple[tuple[int, ...], ...] | None) -> list[_Part]:
+    both = (exact.forward[0] < FAR) & (exact.forward[-1] < FAR)
+    ties = [int(s) for s in np.flatnonzero(both)] if exact.source.tied else [-1]
+    return [_Part(tied=tied, partition=cut) for tied in ties for cut in (partitions or (None,))]
+
+
+# One stage.
+
+
+def _solve_one_stage(exact: Exact, best: _Best) -> int:
+    """Solve P = 1 exactly; return the optimum, FAR when nothing fits."""
+    m = exact.source.num_micro_batches
+    allowed = exact.forward < FAR
+    clean = [np.where(allowed, part, 0) for part in (exact.forward, exact.backward, exact.step)]
+    base = exact.source.num_layers
+    cost = base * (m * (clean[0] + clean[1]) + clean[2])
+    made: dict[bytes, object] = {}
+    switches = []
+    for layer in range(base):
+        moves = base * m * exact.switch[:, layer].sum(axis=0)
+        key = moves.tobytes()
+        if key not in made:
+            made[key] = group_switch(moves[np.ix_(exact.layout, exact.layout)])
+        switches.append(made[key])
+    for part in _parts(exact, None):
+        here = allowed.copy()
+        saving = 0
+        if part.tied >= 0:
+            ends = np.arange(allowed.shape[1]) == part.tied
+            here[0] &= ends
+            here[-1] &= ends
+            saving = int(exact.tied_saving[part.tied])
+        layers = LayerProblem(
+            time=np.where(here, cost, FAR),
+            memory=np.where(here, exact.memory[0], FAR),
+            switches=tuple(switches),
+            changes_base=base,
+            budget=exact.budget[0] + saving,
+        )
+        limit = FAR if best.plan is None else best.time
+        plan = solve_intervals(layers, np.where(here, exact.transient, FAR), limit)
+        if plan is None:
+            continue
+        found = plan_sums(layers, plan)[0]
+        strategies = tuple(int(s) for s in plan)
+        if best.plan is None or (found, strategies) < (best.time, best.plan[1]):
+            best.time, best.plan = found, ((0, base), strategies)
+    return best.time
+
+
+# Several stages.
+
+
+def _solve_many_stages(
+    exact: Exact, partitions: tuple[tuple[int, ...], ...] | None, deadline: float, best: _Best
+) -> int:
+    """Solve each part in the order of its bound; return the bound over all."""
+    table = Table(exact, _pipe(exact.source))
+    waiting: list[tuple[int, int, _Part]] = []
+    for at, part in enumerate(_parts(exact, partitions)):
+        bound = _bottleneck(table, _cells(table, part))
+        if bound < FAR:
+            waiting.append((bound, at, part))
+    waiting.sort(key=lambda item: item[:2])
+    lower = FAR
+    for at, (bound, _, part) in enumerate(waiting):
+        if best.plan is not None and time.perf_counter() > deadline:
+            return min(lower, waiting[at][0], best.time)
+        if bound < best.time:
+            lower = min(lower, _solve_part(table, part, deadline, best))
+    return min(lower, best.time)
+
+
+def _cells(table: Table, part: _Part) -> Cells:
+    """Return the cells of a part in which something may fit."""
+    num_stages, num_layers = table.last_stage + 1, table.last_layer + 1
+    cells: Cells = [{} for _ in range(num_stages)]
+    for stage in range(num_stages):
+        last = stage == num_stages - 1
+        if part.partition is not None:
+            spans = [(part.partition[stage], part.partition[stage + 1])]
+        else:
+            starts = [0] if stage == 0 else range(stage, num_layers - (num_stages - 1 - stage))
+            spans = [
+                (start, end)
+                for start in starts
+                for end in ([num_layers] if last else range(start + 1, num_layers - (num_stages - 2 - stage)))
+            ]
+        for start, end in spans:
+            cell = table.cell(stage, start, end, part.tied)
+            if cell is not None:
+                cells[stage].setdefault(start, {})[end] = cell
+    return viable(table.pipe, cells, FAR)
+
+
+def _alive(table: Table, cells: Cells, tied: int, limit: int) -> Cells:
+    """Return the cells that may still be in a plan below `limit`; cells found not to fit are gone."""
+    known = [
+        {
+            start: {end: cell for end, cell in ends.items() if table.cell(stage, start, end, tied) is cell}
+            for start, ends in starts.items()
+        }
+        for stage, starts in enumerate(cells)
+    ]
+    return viable(table.pipe, known, limit)
+
+
+def _bottleneck(table: Table, cells: Cells) -> int:
+    """Return the least over all cuts of the largest m * C: a bound."""
+    way = _balanced(table, cells)
+    return FAR if way is None else max(table.pipe.num_micro_batches * floor(cell, C) for cell in way)
+
+
+def _balanced(table: Table, cells: Cells) -> list[Cell] | None:
+    """Return the cells of the cut with the least largest C, then the least sum of C."""
+    num_layers = table.last_layer + 1
+    best: dict[int, tuple[int, int, list[Cell]]] = {num_layers: (0, 0, [])}
+    for starts in reversed(cells):
+        here: dict[int, tuple[int, int, list[Cell]]] = {}
+        for start, ends in starts.items():
+            for end, cell in ends.items():
+                if end in best:
+                    c = floor(cell, C)
+                    value = (max(c, best[end][0]), c + best[end][1])
+                    if start not in here or value < here[start][:2]:
+                        here[start] = (*value, [cell, *best[end][2]])
+        best = here
+    return best[0][2] if 0 in best else None
+
+
+def _solve_part(table: Table, part: _Part, deadline: float, best: _Best) -> int:
+    """Close the gap between the least bound of a part and the incumbent; return the bound reached."""
+    cells = _cells(table, part)
+    if best.plan is None:
+        cells = _first_plan(table, part, cells, best)
+    value = 0
+    while True:
+        cells = _alive(table, cells, part.tied, best.time)
+        way = least_bound(table, cells, best.time)
+        if way is None:
+            return best.time
+        value = max(value, way.value)
+        open_cells = [step.cell for step in way.steps if step.row < 0]
+        if not open_cells:
+            _offer(table, part, _plan_of_rows(table, way), best)
+            if best.time <= way.value:
+                return best.time
+            return _close(table, part, cells, value, deadline, best)
+        if best.plan is not None and time.perf_counter() > deadline:
+            return min(value, best.time)
+        if not _refine(table, part, way, open_cells, best, deadline):
+            return min(value, best.time)
+
+
+def _refine(
+    table: Table, part: _Part, way: Way, open_cells: list[Cell], best: _Best, deadline: float
+) -> bool:
+    """Make the winner's tails sharper; return False when none can be."""
+    unsolved = [cell for cell in open_cells if not cell.solved]
+    for cell in unsolved:
+        if not table.settle(cell, part.tied):
+            return True
+    if unsolved:
+        _try_cells(table, part, [step.cell for step in way.steps], [0, *(step.end for step in way.steps)], best, deadline)
+        return True
+    deeper = [cell for cell in open_cells if not cell.stuck and table.deepen(cell, part.tied)]
+    return bool(deeper)
+
+
+def _first_plan(table: Table, part: _Part, cells: Cells, best: _Best) -> Cells:
+    """Find a plan on the most even cut that fits."""
+    while True:
+        cells = _alive(table, cells, part.tied, FAR)
+        way = _balanced(table, cells)
+        if way is None:
+            return cells
+        if all(cell.solved or table.settle(cell, part.tied) for cell in way):
+            cuts = [0]
+            for cell in way:
+                cuts.append(cuts[-1] + cell.end - cell.start)
+            _try_cells(table, part, way, cuts, best, float("inf"))
+            return cells
+
+
+def _close(table: Table, part: _Part, cells: Cells, value: int, deadline: float, best: _Best) -> int:
+    """List and simulate all ways below the incumbent; return the bound reached."""
+    while True:
+        cells = _alive(table, cells, part.tied, best.time)
+        leaves = all_below(table, cells, best.time, _CLOSING_CAP)
+        if leaves is None:
+            way = least_bound(table, cells, best.time)
+            return best.time if way is None else min(value, best.time)
+        if len(leaves.rows):
+            source = table.exact.source
+            times = simulate_many(source.schedule, *leaves.values.transpose(1, 0, 2), source.num_micro_batches)
+            at = int(times.argmin())
+            if times[at] < best.time:
+                _offer(table, part, _plan_at(cells, leaves.boundaries[at], leaves.rows[at]), best)
+        if not leaves.tails:
+            return best.time
+        if time.perf_counter() > deadline:
+            return min(value, best.time)
+        sharper = False
+        for cell in leaves.tails:
+            if not cell.solved:
+                table.settle(cell, part.tied)
+                sharper = True
+            elif not cell.stuck:
+                sharper |= table.deepen(cell, part.tied)
+        if not sharper:
+            return min(value, best.time)
+
+
+# Plans in hand.
+
+
+def _plan_of_rows(table: Table, way: Way) -> Plan:
+    strategies = [int(s) for step in way.steps for s in step.cell.rows.plans[step.row]]
+    return (0, *(step.end for step in way.steps)), tuple(strategies)
+
+
+def _plan_at(cells: Cells, cuts: NDArray[np.intp], rows: NDArray[np.intp]) -> Plan:
+    strategies: list[int] = []
+    for stage, row in enumerate(rows):
+        cell = cells[stage][int(cuts[stage])][int(cuts[stage + 1])]
+        strategies.extend(int(s) for s in cell.rows.plans[row])
+    return tuple(int(cut) for cut in cuts), tuple(strategies)
+
+
+def stage_times(table: Table, tied: int, plan: Plan) -> Ints:
+    """Return [3, stage] integer F, B, g of a plan."""
+    cuts, strategies = plan
+    layouts = table.exact.layout[np.array(strategies)]
+    columns: list[Ints] = []
+    for stage, (start, end) in enumerate(zip(cuts, cuts[1:], strict=False)):
+        cell = table.cell(stage, start, end, tied)
+        assert cell is not None
+        here = replace(cell, start=start, end=end)
+        row = table.row_of(here, np.array(strategies[start:end]), tied)
+        if start:
+            received = received_by(table, start, int(layouts[start - 1]))
+            assert received is not None
+            row[:2] += received[:, layouts[start]]
+        columns.append(row)
+    return np.stack(columns, axis=1)
+
+
+def _offer(table: Table, part: _Part, plan: Plan, best: _Best) -> bool:
+    """Simulate a plan that fits; keep it when it is better."""
+    source = table.exact.source
+    rows = stage_times(table, part.tied, plan)[:, None, :]
+    found = int(simulate_many(source.schedule, *rows, source.num_micro_batches)[0])
+    if found < best.time:
+        best.time, best.plan = found, plan
+        return True
+    return False
+
+
+def _try_cells(
+    table: Table, part: _Part, cells: list[Cell], cuts: list[int], best: _Best, deadline: float
+) -> None:
+    """Offer the cells' cheapest choices as one plan, then each stage's best choice given its neighbours'."""
+    if any(cell.plan is None for cell in cells):
+        return
+    plan: Plan = (tuple(cuts), tuple(int(s) for cell in cells if cell.plan is not None for s in cell.plan))
+    here = _Best()
+    _offer(table, part, plan, here)
+    for weights in ((0, 0), (table.pipe.num_micro_batches, 1)):
+        if best.plan is not None and (here.time > best.time * 1.05 or time.perf_counter() > deadline):
+            break
+        for stage in range(len(cells)):
+            _improve(table, part, stage, weights, here)
+    if here.time < best.time:
+        best.time, best.plan = here.time, here.plan
+
+
+def _improve(table: Table, part: _Part, stage: int, weights: tuple[int, int], here: _Best) -> None:
+    """Choose one stage again for its neighbours' layouts; (0, 0) weighs like the cell's key."""
+    assert here.plan is not None
+    cuts, strategies = here.plan
+    start, end = cuts[stage], cuts[stage + 1]
+    cell = table.cell(stage, start, end, part.tied)
+    assert cell is not None
+    layout = table.exact.layout
+    before = int(layout[strategies[start - 1]]) if start else -1
+    after = int(layout[strategies[end]]) if end < len(strategies) else -1
+    moved = replace(cell, start=start, end=end)
+    layers = table.layer_problem(moved, part.tied, weights if any(weights) else cell.key_weights, before, after)
+    chosen = solve_intervals(layers, table.transients(moved, layers))
+    if chosen is not None:
+        changed = (*strategies[:start], *(int(s) for s in chosen), *strategies[end:])
+        if changed != strategies:
+            _offer(table, part, (cuts, changed), here)
