@@ -27,11 +27,17 @@ def collective_s(op: CollectiveOp, message_bytes: float, ranks: tuple[int, ...],
     if num_ranks == 1 or message_bytes == 0:
         return 0.0
     bytes_per_s, latency_s = _link(ranks, cluster)
+    moved_bytes, num_latencies = ring_terms(op, message_bytes, num_ranks)
+    return moved_bytes / bytes_per_s + num_latencies * latency_s
+
+
+def ring_terms(op: CollectiveOp, message_bytes: float, num_ranks: int) -> tuple[float, float]:
+    """Return the bytes that a link carries and the latencies that add up (the formulas at the top)."""
     if op == "send":
-        return latency_s + message_bytes / bytes_per_s
+        return message_bytes, 1.0
     passes = 2 if op == "all_reduce" else 1
-    num_steps = min(num_ranks - 1, 4 * log2(num_ranks))
-    return passes * ((num_ranks - 1) / num_ranks * message_bytes / bytes_per_s + num_steps * latency_s)
+    steps = min(num_ranks - 1, 4 * log2(num_ranks))
+    return passes * (num_ranks - 1) / num_ranks * message_bytes, passes * steps
 
 
 def _link(ranks: tuple[int, ...], cluster: ClusterSpec) -> tuple[float, float]:

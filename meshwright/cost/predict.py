@@ -17,8 +17,9 @@ from meshwright.cost.comm import collective_s
 from meshwright.cost.layer import LayerCost, held_parameters, layer_cost, tied_sync_s
 from meshwright.cost.reshard import border_s, relayout_s
 from meshwright.cost.simulate import timeline
+from meshwright.spec.cluster import ClusterSpec
 from meshwright.spec.flops import step_flops
-from meshwright.spec.mesh import Layout, MeshShape
+from meshwright.spec.mesh import Layout
 from meshwright.spec.model import LayerSpec, hands_on
 from meshwright.spec.plan import Plan, Prediction, StagePrediction
 from meshwright.spec.schedule import in_flight
@@ -90,14 +91,15 @@ def positional_peak_bytes(states_bytes: int, micro_batches: int, activations: li
     return states_bytes + (micro_batches - 1) * before + highest
 
 
-def report_sync_s(plan: Plan) -> float:
-    """Return the seconds of the two small sums that every step makes: token count, and norm with loss."""
-    last = plan.stages[-1].strategies[-1]
-    first_rank = (plan.num_stages - 1) * plan.stage_devices
-    counters = tuple(first_rank + rank for rank in MeshShape.of(last).group("dp", 0))
-    everyone = tuple(range(plan.num_devices))
-    return collective_s("all_reduce", COUNT_BYTES, counters, plan.cluster) + collective_s(
-        "all_reduce", REPORT_BYTES, everyone, plan.cluster
+def report_sync_s(num_devices: int, stage_devices: int, cluster: ClusterSpec) -> float:
+    """Return the seconds of the two small sums that every step makes: token count, and norm with loss.
+
+    The count is priced over all ranks of the last stage, whatever its data-parallel degree.
+    """
+    counters = tuple(range(num_devices - stage_devices, num_devices))
+    everyone = tuple(range(num_devices))
+    return collective_s("all_reduce", COUNT_BYTES, counters, cluster) + collective_s(
+        "all_reduce", REPORT_BYTES, everyone, cluster
     )
 
 
@@ -115,7 +117,7 @@ def _stage_cost(plan: Plan, index: int) -> StageCost:
     if index in (0, plan.num_stages - 1):
         strategy = plan.stages[0].strategies[0]
         step += StepSeconds(tied_sync_s=tied_sync_s(plan.model, strategy, plan.num_stages, plan.job, plan.cluster))
-    step += StepSeconds(other_s=report_sync_s(plan))
+    step += StepSeconds(other_s=report_sync_s(plan.num_devices, plan.stage_devices, plan.cluster))
     activations = [cost.activation_bytes for cost in costs]
     transients = [cost.transient.total_bytes for cost in costs]
     count = in_flight(plan.schedule, plan.num_stages, plan.num_micro_batches, index)

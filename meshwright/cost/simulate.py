@@ -67,8 +67,8 @@ def simulate(
     num_micro_batches: int,
 ) -> float:
     """Return the seconds of one step; the arrays are [stage]."""
-    rows = [np.asarray(values)[None, :] for values in (forward_s, backward_s, step_s)]
-    return float(simulate_many(schedule_name, *rows, num_micro_batches)[0])
+    forward, backward, step = (np.asarray(values)[None, :] for values in (forward_s, backward_s, step_s))
+    return float(simulate_many(schedule_name, forward, backward, step, num_micro_batches)[0])
 
 
 def simulate_many(
@@ -80,7 +80,7 @@ def simulate_many(
 ) -> NDArray[Any]:
     """Return [candidate] step times for [candidate, stage] arrays, in the dtype of the arrays (int64 or float64)."""
     forward, backward, step = (np.asarray(values) for values in (forward_s, backward_s, step_s))
-    if forward.ndim != 2 or forward.shape != backward.shape or forward.shape != step.shape:
+    if forward.ndim != len(("candidate", "stage")) or forward.shape != backward.shape or forward.shape != step.shape:
         raise ValueError(f"simulate: shapes {forward.shape}, {backward.shape}, {step.shape}; all [candidate, stage]")
     num_candidates, num_stages = forward.shape
     graph = _graph(schedule_name, num_stages, num_micro_batches)
@@ -155,7 +155,8 @@ def _graph(name: ScheduleName, num_stages: int, num_micro_batches: int) -> _Grap
                 if any(need not in depth for need in needs):
                     break
                 others = [need for need in needs if need[0] != stage]
-                assert len(others) <= 1
+                if len(others) > 1:
+                    raise ValueError(f"simulate: {key} has {len(others)} prerequisites on other stages; at most one")
                 if others:
                     across[key] = others[0]
                 if position[stage]:
@@ -182,7 +183,7 @@ def _as_arrays(
         order[key[0]].append(at)
     return _Graph(
         num_actions=nothing,
-        level_starts=tuple(int(at) for at in np.searchsorted(depths, np.arange(depths[-1] + 2))),
+        level_starts=tuple(np.searchsorted(depths, np.arange(int(depths[-1]) + 2)).tolist()),
         previous=np.array([index[before[key]] if key in before else nothing for key in keys], np.intp),
         needed=np.array([index[across[key]] if key in across else nothing for key in keys], np.intp),
         duration_row=np.array([key[0] + num_stages * (key[1].phase == "backward") for key in keys], np.intp),

@@ -1,15 +1,23 @@
-"""Start the ranks of a job on this machine, through torch's own launcher."""
+"""Start the ranks of a job on this machine through torch's own launcher, and join a job that was started."""
 
 from __future__ import annotations
 
 import logging
 import os
 import sys
+from datetime import timedelta
+from typing import Literal
 
+import torch
+import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
+from meshwright.errors import UserError
+
 _USER_ERROR = 2
+_NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+_TIMEOUT_S = 600
 
 
 def launch_local(num_ranks: int, arguments: list[str]) -> int:
@@ -42,3 +50,38 @@ def launch_local(num_ranks: int, arguments: list[str]) -> int:
         sys.stderr.write(f"rank {rank} ended with exit code {failure.exitcode}; the other ranks were stopped\n")
         return 1
     return 0
+
+
+def check_world_size(num_ranks: int) -> None:
+    """Raise UserError unless this process was started as one of `num_ranks` ranks."""
+    _check_started()
+    world_size = int(os.environ["WORLD_SIZE"])
+    if world_size != num_ranks:
+        raise UserError(f"num_devices: the plan is for {num_ranks} ranks, but {world_size} were started")
+
+
+def join(backend: Literal["cpu", "cuda"], *, timeout_s: int = _TIMEOUT_S) -> torch.device:
+    """Join the job that a launcher started and return this rank's device (gloo on CPUs, nccl on GPUs)."""
+    _check_started()
+    device = torch.device("cpu")
+    if backend == "cuda":
+        local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+        if not torch.cuda.is_available() or local_rank >= torch.cuda.device_count():
+            raise UserError(f"cluster: has GPUs, but torch finds none for local rank {local_rank} here")
+        device = torch.device("cuda", local_rank)
+        torch.cuda.set_device(device)
+    dist.init_process_group("nccl" if backend == "cuda" else "gloo", timeout=timedelta(seconds=timeout_s))
+    return device
+
+
+def leave() -> None:
+    """Leave the job."""
+    dist.destroy_process_group()
+
+
+def _check_started() -> None:
+    missing = [name for name in _NEEDED if name not in os.environ]
+    if missing:
+        raise UserError(
+            f"{', '.join(missing)} not set: start the ranks with torchrun, or with --local N on this machine"
+        )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
-from datetime import timedelta
 from pathlib import Path
 
 import torch
@@ -15,7 +14,8 @@ from meshwright.errors import UserError
 from meshwright.files import write_spec
 from meshwright.models import build_model
 from meshwright.runtime.checkpoint import find_checkpoint, load_checkpoint, save_checkpoint
-from meshwright.runtime.data import TokenDataset, Tokenizer, TokenStore, build_tokens, load_tokenizer
+from meshwright.runtime.data import TokenDataset, Tokenizer, TokenStore, build_tokens, load_tokenizer, unigram_entropy
+from meshwright.runtime.launch import check_world_size, join, leave
 from meshwright.runtime.memory import PeakMemory
 from meshwright.runtime.metrics import Metrics
 from meshwright.runtime.optimizer import learning_rate, make_optimizer, set_learning_rate
@@ -61,11 +61,12 @@ def prepare_data(plan: Plan, options: TrainOptions) -> tuple[TokenStore, Tokeniz
 def train(plan: Plan, options: TrainOptions, *, show: Callable[[str], None]) -> None:
     """Train on this rank, started by torchrun or `launch_local`. `show` prints a line (used on rank 0)."""
     refuse_what_cannot_run(plan)
-    device = _join(plan, options)
+    check_world_size(plan.num_devices)
+    device = join(plan.cluster.device.backend, timeout_s=options.timeout_s)
     try:
         _Run(plan, options, device, show).run()
     finally:
-        dist.destroy_process_group()
+        leave()
 
 
 class _Run:
@@ -73,6 +74,7 @@ class _Run:
         self.plan, self.options, self.device = plan, options, device
         self.is_first = dist.get_rank() == 0
         self.train_data, self.held_out = self._datasets()
+        self.unigram_entropy = unigram_entropy(self.store.tokens) if self.is_first else 0.0
         self.memory = PeakMemory(device)
         self.engine: Engine = parallelize(build_model(plan.model), plan, seed=options.seed, device=device)
         self.optimizer = make_optimizer(self.engine.parameters(), plan.job.optimizer)
@@ -86,6 +88,16 @@ class _Run:
 
     def run(self) -> None:
         options = self.options
+        if self.metrics is not None:
+            self.metrics.write(
+                "start",
+                step=self.step,
+                num_steps=options.num_steps,
+                num_ranks=self.plan.num_devices,
+                samples_per_epoch=self.train_data.samples_per_epoch,
+                unigram_entropy=self.unigram_entropy,
+                resumed_from=options.resume,
+            )
         while self.step < options.num_steps:
             started = time.perf_counter()
             rate = learning_rate(self.plan.job.optimizer, self.step, options.num_steps)
@@ -178,10 +190,10 @@ class _Run:
         if is_maker:
             prepare_data(self.plan, self.options)
         dist.barrier()
-        store, tokenizer = prepare_data(self.plan, self.options)
+        self.store, tokenizer = prepare_data(self.plan, self.options)
         train_data, held_out = (
             TokenDataset(
-                store.tokens,
+                self.store.tokens,
                 seq_len=self.plan.job.seq_len,
                 split=split,
                 seed=self.options.seed,
@@ -191,30 +203,3 @@ class _Run:
             for split in ("train", "held_out")
         )
         return train_data, held_out
-
-
-def _join(plan: Plan, options: TrainOptions) -> torch.device:
-    """Join the job that torchrun started and return this rank's device."""
-    missing = [name for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
-    if missing:
-        raise UserError(
-            f"train: {', '.join(missing)} not set; start it with torchrun, or with --local {plan.num_devices} "
-            "for ranks on this machine"
-        )
-    world_size = int(os.environ["WORLD_SIZE"])
-    if world_size != plan.num_devices:
-        raise UserError(f"num_devices: the plan is for {plan.num_devices} ranks, but {world_size} were started")
-    backend = plan.cluster.device.backend
-    device = torch.device("cpu")
-    if backend == "cuda":
-        local_rank = int(os.environ.get("LOCAL_RANK", "0"))
-        if not torch.cuda.is_available() or local_rank >= torch.cuda.device_count():
-            raise UserError(f"cluster: {plan.cluster.name} needs a GPU for local rank {local_rank}, but torch finds none")
-        device = torch.device("cuda", local_rank)
-        torch.cuda.set_device(device)
-    dist.init_process_group(
-        "nccl" if backend == "cuda" else "gloo", timeout=timedelta(seconds=options.timeout_s)
-    )
-    return device
-
-

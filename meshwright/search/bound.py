@@ -11,7 +11,8 @@ f, b, c = f + b of stage i and primes of stage i + 1 (shared notes, section 2, e
     Lg = max(Lg' + f, L + g)          .. end of the once-a-step work of this stage or a later one
 
 All lines grow with f, b, c, g, so lower bounds of those (even of each alone, c >= f + b) give a bound. Every line is
-written with c where f + b occurs. h1 <= (m - k + 1) c + g and h2 <= m c + g may be known more sharply than from c, g.
+written with c where f + b occurs. Some sums may be known more sharply than from c and g alone: option values hold
+h1 <= (m - k + 1) c + g, h2 <= m c + g and h0 <= c + g.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from numpy.typing import NDArray
 
 from meshwright.search.labels import Ints
 
-F, B, C, G, H1, H2 = range(6)  # columns of option values
+F, B, C, G, H1, H2, H0 = range(7)  # columns of option values
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,8 +36,14 @@ class Pipe:
     phased: bool  # GPipe: all forwards, then all backwards
 
 
+def slopes(pipe: Pipe, stage: int) -> tuple[int, int, int]:
+    """Return the weights of c in the columns H1, H2, H0."""
+    m, k = pipe.num_micro_batches, pipe.num_ahead[stage]
+    return m - k + 1, m, 1
+
+
 def first_labels(pipe: Pipe, stage: int, values: Ints) -> Ints:
-    """Return labels (A, E, L, Lg, D) of the last stage for option values [n, 6]."""
+    """Return labels (A, E, L, Lg, D) of the last stage for option values [n, 7]."""
     k, m = pipe.num_ahead[stage], pipe.num_micro_batches
     f, b, c, g = values[:, F], values[:, B], values[:, C], values[:, G]
     whole = m * c
@@ -45,7 +52,7 @@ def first_labels(pipe: Pipe, stage: int, values: Ints) -> Ints:
 
 
 def next_labels(pipe: Pipe, stage: int, values: Ints, later: Ints) -> Ints:
-    """Return labels (A, E, L, Lg, D) from option values [n, 6] of `stage` and labels [n, 5] of the stage after it."""
+    """Return labels (A, E, L, Lg, D) from option values [n, 7] of `stage` and labels [n, 5] of the stage after it."""
     k, m = pipe.num_ahead[stage], pipe.num_micro_batches
     f, b, c, g = values[:, F], values[:, B], values[:, C], values[:, G]
     a_later, e_later, l_later, lg_later, down = later.T
@@ -61,14 +68,15 @@ def next_labels(pipe: Pipe, stage: int, values: Ints, later: Ints) -> Ints:
     if pipe.phased:
         own = np.maximum(own, m * c + down)
     whole = np.maximum(l_later + c, own)
+    sharp = np.maximum(sharp, values[:, H0] + l_later)
     ended = np.maximum(np.maximum(lg_later + f, whole + g), sharp)
     return np.stack([a, e, whole, ended, (down + c) * pipe.phased], axis=1)
 
 
 def exact_values(pipe: Pipe, stage: int, forward: Ints, backward: Ints, step: Ints) -> Ints:
-    """Return option values [n, 6] of known stage times."""
-    c, m, k = forward + backward, pipe.num_micro_batches, pipe.num_ahead[stage]
-    return np.stack([forward, backward, c, step, (m - k + 1) * c + step, m * c + step], axis=1)
+    """Return option values [n, 7] of known stage times."""
+    c = forward + backward
+    return np.stack([forward, backward, c, step, *(weight * c + step for weight in slopes(pipe, stage))], axis=1)
 
 
 def bound_of(pipe: Pipe, forward: Ints, backward: Ints, step: Ints) -> NDArray[np.int64]:

@@ -7,7 +7,7 @@ int64 in the finest decimal unit (femtoseconds where it fits) in which no sum of
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,8 +15,17 @@ from numpy.typing import NDArray
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
+_T = TypeVar("_T")
+
 FAR = 1 << 60  # "not allowed"; every real sum stays below LIMIT, so FAR + FAR does not overflow
 LIMIT = float(1 << 59)
+
+
+def present(value: _T | None) -> _T:
+    """Return a value that must be there; its absence is our bug."""
+    if value is None:
+        raise AssertionError("search: a value that must be there is missing")
+    return value
 
 
 def decimal_scale(largest_sum: float, most_digits: int) -> float:

@@ -25,6 +25,7 @@ from numpy.typing import ArrayLike, NDArray
 from meshwright.search.labels import FAR, Floats, Ints, Switch, decimal_scale, group_switch, pareto, to_ints
 
 _SLACK = 1e-12  # relative; floats bound, integers decide
+_PER_LAYER = 3  # dimensions of a switch table with an entry for each layer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,7 +96,11 @@ def solve(
     if found is None:
         return None
     rows = np.arange(len(found))
-    moved = switch[rows[1:], found[:-1], found[1:]].sum() if switch.ndim == 3 else switch[found[:-1], found[1:]].sum()
+    moved = (
+        switch[rows[1:], found[:-1], found[1:]].sum()
+        if switch.ndim == _PER_LAYER
+        else switch[found[:-1], found[1:]].sum()
+    )
     return LayerChoice(
         strategies=tuple(int(s) for s in found),
         time_s=float(times[rows, found].sum() + moved),
@@ -142,7 +147,7 @@ def _arrays(
     allowed = np.isfinite(times) & np.isfinite(memories) & np.isfinite(transients)
     for values in (times, memories, transients):
         values[~allowed] = np.inf
-    if switch.ndim == 3:
+    if switch.ndim == _PER_LAYER:
         switch[0] = 0.0
     return times, memories, switch, transients
 
@@ -153,7 +158,11 @@ def _largest_sum(values: Floats) -> float:
 
 
 def _time_scale(times: Floats, switch: Floats) -> float:
-    moves = _largest_sum(switch) if switch.ndim == 3 else len(times) * float(switch[np.isfinite(switch)].max(initial=0))
+    moves = (
+        _largest_sum(switch)
+        if switch.ndim == _PER_LAYER
+        else len(times) * float(switch[np.isfinite(switch)].max(initial=0))
+    )
     return decimal_scale((_largest_sum(times) + moves) * max(1, len(times)), 15)
 
 
@@ -162,7 +171,7 @@ def _problem(times: Floats, memories: Floats, switch: Floats, memory_scale: floa
     time_scale, base = _time_scale(times, switch), max(1, len(times))
     made: dict[bytes, Switch] = {}
     switches: list[Switch] = []
-    for table in switch if switch.ndim == 3 else [switch] * len(times):
+    for table in switch if switch.ndim == _PER_LAYER else [switch] * len(times):
         key = table.tobytes()
         if key not in made:
             ints = to_ints(table, time_scale)
@@ -203,7 +212,7 @@ def solve_intervals(problem: LayerProblem, transients: Ints, limit: int = FAR) -
             continue
         time, plan = found
         rows = np.arange(len(plan))
-        largest = transients[rows, plan].max()
+        largest = int(transients[rows, plan].max())
         if problem.memory[rows, plan].sum() + largest <= problem.budget:
             if best is None or (time, tuple(plan)) < (best_time, tuple(best)):
                 best_time, best = time, plan
@@ -239,7 +248,9 @@ def _relaxed(problem: LayerProblem, weights: tuple[float, float]) -> tuple[int, 
     """Return (time, memory, value) of the plan with the least weighted sum, or None when no plan is allowed."""
     time_weight, memory_weight = weights
     cost = np.where(
-        problem.time < FAR, time_weight * problem.time.astype(float) + memory_weight * problem.memory.astype(float), np.inf
+        problem.time < FAR,
+        time_weight * problem.time.astype(float) + memory_weight * problem.memory.astype(float),
+        np.inf,
     )
     value, arrows = cost[-1], [np.zeros(0, np.intp)] * len(cost)
     for layer in range(len(cost) - 1, 0, -1):
@@ -271,7 +282,9 @@ def plan_sums(problem: LayerProblem, plan: NDArray[np.intp]) -> tuple[int, int]:
     for layer in range(1, len(plan)):
         before, here = plan[layer - 1], plan[layer]
         switch = problem.switches[layer]
-        time += int(switch.cost[switch.exit_group[before], switch.entry_group[here]]) + _change(problem) * int(before != here)
+        time += int(switch.cost[switch.exit_group[before], switch.entry_group[here]]) + _change(problem) * int(
+            before != here
+        )
     return time, int(problem.memory[rows, plan].sum())
 
 
@@ -291,7 +304,8 @@ def _dual(problem: LayerProblem, limit: int) -> tuple[float, int, list[float]] |
         if lam <= 0:
             break
         found = _relaxed(problem, (1.0, lam))
-        assert found is not None
+        if found is None:  # the same plans are allowed as for the other weights
+            break
         value = found[2] - lam * problem.budget
         if value > lower:
             lower, best = value, lam
@@ -376,9 +390,10 @@ def _candidates(problem: LayerProblem, layer: int, later: _Labels) -> _Labels:
     group, time, memory = group[left], time[left], memory[left]
     allowed = np.flatnonzero(problem.time[layer] < FAR)
     starts = np.searchsorted(group, np.arange(len(switch.cost) + 1))
-    spans = [np.arange(starts[g], starts[g + 1]) for g in switch.exit_group[allowed]]
-    at = np.concatenate(spans) if spans else np.zeros(0, np.intp)
-    moved = np.repeat(allowed, [len(span) for span in spans])
+    counts = np.diff(starts)[switch.exit_group[allowed]]
+    moved = np.repeat(allowed, counts)
+    # Positions 0, 1, .. within each strategy's span, moved to where the labels of its exit group start.
+    at = np.arange(len(moved)) + np.repeat(starts[switch.exit_group[allowed]] - (np.cumsum(counts) - counts), counts)
     same = (problem.time[layer, later.strategy] < FAR) & (switch.own[later.strategy] < FAR)
     kept = later.strategy[same]
     strategy = np.concatenate([moved, kept])
@@ -394,15 +409,14 @@ def _read_plan(problem: LayerProblem, labels: list[_Labels]) -> NDArray[np.intp]
     time, memory = int(labels[0].time.min()), problem.budget
     plan: list[int] = []
     for layer, here in enumerate(labels):
-        rest = here.time.copy()
+        moves = np.zeros(problem.time.shape[1], np.int64)  # into each strategy
         if plan:
             switch, before = problem.switches[layer], plan[-1]
-            rest += switch.cost[switch.exit_group[before], switch.entry_group[here.strategy]]
-            rest += _change(problem) * (here.strategy != before)
+            moves = switch.cost[switch.exit_group[before], switch.entry_group]
+            moves = moves + _change(problem) * (np.arange(len(moves)) != before)
+        rest = here.time + moves[here.strategy]
         choice = int(here.strategy[(rest == time) & (here.memory <= memory)].min())
-        if plan:
-            time -= int(switch.cost[switch.exit_group[before], switch.entry_group[choice]]) + _change(problem) * int(choice != before)
-        time -= int(problem.time[layer, choice])
+        time -= int(moves[choice]) + int(problem.time[layer, choice])
         memory -= int(problem.memory[layer, choice])
         plan.append(choice)
     return np.array(plan)
@@ -430,4 +444,3 @@ def _thinned(labels: _Labels, step: float) -> _Labels:
     keep = np.ones(len(bucket), bool)
     keep[1:] = (bucket[1:] != bucket[:-1]) | (labels.strategy[1:] != labels.strategy[:-1])
     return _Labels(strategy=labels.strategy[keep], time=labels.time[keep], memory=labels.memory[keep])
-

@@ -13,7 +13,7 @@ pays the switch. Step time: cost/simulate.py.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -114,7 +114,7 @@ def price(problem: StageProblem, boundaries: tuple[int, ...], strategies: tuple[
     for layer in rows[1:]:
         forward[layer] += _at(problem.switch_forward_s, layer, 3)[chosen[layer - 1], chosen[layer]]
         backward[layer] += _at(problem.switch_backward_s, layer, 3)[chosen[layer - 1], chosen[layer]]
-    spans = [slice(low, high) for low, high in zip(boundaries, boundaries[1:], strict=False)]
+    spans = [slice(low, high) for low, high in pairwise(boundaries)]
     stage_f, stage_b, stage_g = (np.array([part[span].sum() for span in spans]) for part in (forward, backward, step))
     for stage in range(1, num_stages):
         sender = boundaries[stage] - 1
@@ -144,7 +144,7 @@ def stage_bytes(problem: StageProblem, boundaries: tuple[int, ...], strategies: 
     )
     used = [
         float(states[low:high].sum() + problem.in_flight[stage] * act[low:high].sum() + transient[low:high].max())
-        for stage, (low, high) in enumerate(zip(boundaries, boundaries[1:], strict=False))
+        for stage, (low, high) in enumerate(pairwise(boundaries))
     ]
     if problem.tied and problem.num_stages == 1 and problem.tied_states_saving_bytes is not None:
         used[0] -= float(problem.tied_states_saving_bytes[chosen[0]])
@@ -155,9 +155,13 @@ def to_exact(problem: StageProblem) -> Exact:
     """Scale to integers, number the layouts, find equal layers; reject costs that are not functions of the layout."""
     allowed = np.ones(problem.forward_s.shape, bool)
     arrays = (
-        problem.forward_s, problem.backward_s, problem.step_s,
-        problem.states_bytes, problem.act_bytes, problem.transient_bytes,
-    )  # fmt: skip
+        problem.forward_s,
+        problem.backward_s,
+        problem.step_s,
+        problem.states_bytes,
+        problem.act_bytes,
+        problem.transient_bytes,
+    )
     for array in arrays:
         if array.shape != problem.forward_s.shape:
             raise ValueError(f"stages: shapes {array.shape} and {problem.forward_s.shape}; all [layer, strategy]")
@@ -170,7 +174,9 @@ def to_exact(problem: StageProblem) -> Exact:
         _sum_of_largest(part) for part in borders
     )
     once = _sum_of_largest(step) + float(np.abs(problem.stage_step_s).sum()) + 2 * float(tied_step.max())
-    time_scale = decimal_scale(2 * (problem.num_micro_batches + problem.num_stages) * per_micro + 2 * once, 15)
+    largest = 2 * (problem.num_micro_batches + problem.num_stages) * per_micro + 2 * once
+    digit = problem.num_layers if problem.num_stages == 1 else 1  # layers.py counts changes in a lowest digit
+    time_scale = decimal_scale(digit * largest, 15)
     stored = _sum_of_largest(states) + _sum_of_largest(act) * int(problem.in_flight.max()) + _sum_of_largest(transient)
     finite_budget = np.minimum(problem.budget_bytes, stored + 1)
     byte_scale = decimal_scale(2 * (stored + float(np.abs(finite_budget).max()) + float(saving.max())), 9)
@@ -200,13 +206,16 @@ def to_exact(problem: StageProblem) -> Exact:
     return _with_classes(exact)
 
 
-def _at(values: Floats, layer: int, full_ndim: int) -> Any:
+def _at(values: Floats, layer: int, full_ndim: int) -> Floats:
     """Return the entry of `layer` where there is one a layer."""
-    return values[layer] if values.ndim == full_ndim else values
+    entry: Floats = values[layer] if values.ndim == full_ndim else values
+    return entry
 
 
 def _or_zero(values: Floats | None, problem: StageProblem, used: bool) -> Floats:
-    return np.asarray(values, float) if values is not None and used else np.zeros(problem.forward_s.shape[1])
+    if values is None or not used:
+        return np.zeros(problem.forward_s.shape[1])
+    return np.array(values, np.float64)
 
 
 def _sum_of_largest(values: Floats) -> float:
@@ -242,6 +251,6 @@ def _with_classes(exact: Exact) -> Exact:
     for layer in range(exact.source.num_layers):
         rows = (exact.forward, exact.backward, exact.step, exact.transient, *exact.memory)
         key = tuple(row[layer].tobytes() for row in rows)
-        key += (exact.switch[:, layer].tobytes(), exact.border[:, layer].tobytes(), str(layer == 0).encode())
+        key += (exact.switch[:, layer].tobytes(), exact.border[:, layer].tobytes(), b'')
         classes.append(seen.setdefault(key, len(seen)))
     return replace(exact, layer_class=tuple(classes))

@@ -95,7 +95,8 @@ def viable(pipe: Pipe, cells: Cells, limit: int) -> Cells:
     m = pipe.num_micro_batches
     kept: Cells = []
     for stage, starts in enumerate(cells):
-        k, here = pipe.num_ahead[stage], {}
+        k = pipe.num_ahead[stage]
+        here: dict[int, dict[int, Cell]] = {}
         for start, ends in starts.items():
             if start not in before[stage]:
                 continue
@@ -112,8 +113,11 @@ def viable(pipe: Pipe, cells: Cells, limit: int) -> Cells:
     return kept
 
 
-def least_bound(table: Table, cells: Cells, limit: int) -> Way | None:
-    """Return the way with the least bound below `limit`, or None: every plan of these cells reaches the limit."""
+def least_bound(table: Table, cells: Cells, limit: int, *, tails: bool = True) -> Way | None:
+    """Return the way with the least bound below `limit`, or None: every plan of these cells reaches the limit.
+
+    Without `tails` only the rows in hand are combined.
+    """
     up_f, up_c = upstream(cells, F), upstream(cells, C)
     places: list[Places] = [{} for _ in range(len(cells) + 1)]
     for stage in range(len(cells) - 1, -1, -1):
@@ -121,7 +125,7 @@ def least_bound(table: Table, cells: Cells, limit: int) -> Way | None:
             if start not in up_f[stage]:
                 continue
             for layout in _handed_in(cells, stage, start):
-                place = _place(table, stage, start, ends, layout, places[stage + 1])
+                place = _place(table, stage, start, ends, layout, places[stage + 1], tails)
                 if place is None:
                     continue
                 ended = place.labels[:, 3] + up_f[stage][start]
@@ -153,19 +157,17 @@ def received_by(table: Table, start: int, layout: int) -> Ints | None:
 
 
 def _place(
-    table: Table, stage: int, start: int, ends: dict[int, Cell], layout: int, later: Places
+    table: Table, stage: int, start: int, ends: dict[int, Cell], layout: int, later: Places, tails: bool
 ) -> _Place | None:
     """Return all labels of a place, before dominance."""
     received = received_by(table, start, layout)
     parts: list[_Place] = []
     for end, cell in ends.items():
-        known = options(table.pipe, cell, received) if len(cell.rows.exit) else None
-        for exit_layout in sorted(set(cell.rows.exit.tolist())) + [ANY] * (cell.tail is not None):
+        known = options(table.pipe, cell, received)
+        for exit_layout in sorted(set(cell.rows.exit.tolist())) + [ANY] * (tails and cell.tail is not None):
             if exit_layout == ANY:
-                assert cell.tail is not None
-                rows, these = np.array([-1]), cell.tail[None, :]
+                rows, these = np.full(len(cell.facets), -1), cell.facets
             else:
-                assert known is not None
                 rows = np.flatnonzero(cell.rows.exit == exit_layout)
                 these = known[rows]
             if stage == table.last_stage:
@@ -194,9 +196,12 @@ def _select(place: _Place, keep: NDArray[np.intp]) -> _Place:
     """Keep some labels, less the dominated ones."""
     keep = keep[pareto_rows(place.labels[keep])]
     return _Place(
-        labels=place.labels[keep], end=place.end[keep], row=place.row[keep],
-        exit=place.exit[keep], later=place.later[keep],
-    )  # fmt: skip
+        labels=place.labels[keep],
+        end=place.end[keep],
+        row=place.row[keep],
+        exit=place.exit[keep],
+        later=place.later[keep],
+    )
 
 
 def _trace(cells: Cells, places: list[Places]) -> Way | None:
@@ -284,14 +289,16 @@ def _ways(
                 rows = np.flatnonzero(cell.rows.exit == exit_layout)
                 groups.append((exit_layout, rows, known[rows]))
         if cell.tail is not None:
-            groups.append((ANY, np.array([-1]), cell.tail[None, :]))
+            groups.append((ANY, np.full(len(cell.facets), -1), cell.facets))
         for exit_layout, rows, these in groups:
             if stage == table.last_stage:
                 labels = first_labels(table.pipe, stage, these)
                 ways = _Ways(
-                    labels=labels, values=these[:, [F, B, 3], None],
-                    cuts=np.tile([start, end], (len(rows), 1)), rows=rows[:, None],
-                )  # fmt: skip
+                    labels=labels,
+                    values=these[:, [F, B, 3], None],
+                    cuts=np.tile([start, end], (len(rows), 1)),
+                    rows=rows[:, None],
+                )
                 yield ways
             elif (end, exit_layout) in later and len(later[end, exit_layout].labels):
                 after = later[end, exit_layout]

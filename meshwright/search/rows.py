@@ -13,18 +13,20 @@ Keys and floors include the cheapest that can be received, so that they hold for
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.search.bound import H1, H2, B, C, F, G, Pipe, exact_values
-from meshwright.search.labels import FAR, Floats, Ints, Switch, pareto_rows
+from meshwright.search.bound import H0, H1, H2, B, C, F, G, Pipe, exact_values, slopes
+from meshwright.search.labels import FAR, Floats, Ints, Switch, pareto_rows, present
 from meshwright.search.layers import LayerProblem, plan_sums, prefix_bounds, solve_intervals
 from meshwright.search.problem import Exact
 
 _MAX_CANDIDATES = 150_000  # labels before dominance
 _MAX_LABELS = 6_000  # labels after dominance
+_FACETS = 8
 _FEW_PLANS = 20_000  # so many choices are enumerated at once
 _GRID = np.concatenate([[0.0], 2.0 ** np.arange(-6, 5.0)])  # multipliers, in units of time spread / memory spread
 _SHAVE = 1e-12  # relative; floats bound, integers decide
@@ -51,9 +53,13 @@ class Cell:
     stage: int
     start: int
     end: int
-    key_weights: tuple[int, int]  # of F + B and of g
-    tail: Ints | None  # [6] floors of what is not in rows (bound.py's columns); None: nothing is missing
+    key: int  # C, H1 or H2: the column by which rows are made
+    key_weights: tuple[int, int]  # its weights of F + B and of g
+    tail: Ints | None  # [7] floors of what is not in rows (bound.py's columns); None: nothing is missing
+    facets: Ints  # [facet, 7] the tail in slices of C
+    supports: dict[int, int] = field(default_factory=dict[int, int])  # weight: exact least weight * C + g
     rows: Rows
+    extra: Rows  # choices found on the way, whatever their key
     solved: bool = False  # the floor of the key is exact
     stuck: bool = False  # deepening hit the cap
     reach: int = 0  # rows hold every choice with a key up to this
@@ -68,12 +74,22 @@ def empty_rows(length: int) -> Rows:
     return Rows(values=np.zeros((0, 3), np.int64), entry=none, exit=none, plans=np.zeros((0, length), np.intp))
 
 
+def joined(one: Rows, two: Rows) -> Rows:
+    """Return the rows of both."""
+    return Rows(
+        values=np.concatenate([one.values, two.values]),
+        entry=np.concatenate([one.entry, two.entry]),
+        exit=np.concatenate([one.exit, two.exit]),
+        plans=np.concatenate([one.plans, two.plans]),
+    )
+
+
 class Table:
     """The cells of one problem, made when asked for; equal ranges share a cell."""
 
-    def __init__(self, exact: Exact, pipe: Pipe) -> None:
-        """Start without cells."""
-        self.exact, self.pipe = exact, pipe
+    def __init__(self, exact: Exact, pipe: Pipe, deadline: float) -> None:
+        """Start without cells; no rows are made after `deadline`."""
+        self.exact, self.pipe, self.deadline = exact, pipe, deadline
         self._cells: dict[tuple[int, ...], Cell | None] = {}
         self._chains: dict[tuple[int, ...], Floats] = {}
         self._grids: dict[int, Floats] = {}
@@ -82,7 +98,7 @@ class Table:
         self.switches = tuple(self._switch_tables())
 
     def cell(self, stage: int, start: int, end: int, tied: int) -> Cell | None:
-        """Return the cell, or None when nothing fits. `tied` >= 0 fixes the strategy of first and last layer."""
+        """Return the cell, or None when nothing fits; `tied` is the strategy of first and last layer (-1: free)."""
         touches = start == 0 or end == self.last_layer + 1
         classes, tied = self.exact.layer_class, tied if touches else -1
         # What is received and sent depends on the neighbouring layers too.
@@ -101,8 +117,10 @@ class Table:
 
     def once(self, stage: int, tied: int) -> int:
         """Return the stage's constant once-a-step time."""
-        ends = stage in (0, self.last_stage) and tied >= 0 and self.last_stage > 0
-        return self.exact.stage_step[stage] + (int(self.exact.tied_step[tied]) if ends else 0)
+        extra = 0
+        if stage in (0, self.last_stage):
+            extra = int(self.exact.tied_step[tied]) if tied >= 0 else int(self.exact.tied_step.min())
+        return self.exact.stage_step[stage] + extra
 
     def received(self, start: int) -> Ints:
         """Return [2, layout handed in, layout of layer `start`]: what the receiver pays."""
@@ -134,18 +152,17 @@ class Table:
     # Floors: chains of layers from the end of a range, for all weights, multipliers and layouts at once.
 
     def _weights(self, stage: int) -> Ints:
-        """Return [6, 3]: the weights of (F, B, g) of bound.py's columns."""
-        m, k = self.pipe.num_micro_batches, self.pipe.num_ahead[stage]
-        h1 = m - k + 1
-        return np.array([[1, 0, 0], [0, 1, 0], [1, 1, 0], [0, 0, 1], [h1, h1, 1], [m, m, 1]], np.int64)
+        """Return [7, 3]: the weights of (F, B, g) of bound.py's columns."""
+        sums = [[weight, weight, 1] for weight in slopes(self.pipe, stage)]
+        return np.array([[1, 0, 0], [0, 1, 0], [1, 1, 0], [0, 0, 1], *sums], np.int64)
 
     def _grid(self, stage: int) -> Floats:
-        """Return multipliers [6, lam] in time per byte, around what a layer's choices trade."""
+        """Return multipliers [7, lam] in time per byte, around what a layer's choices trade."""
         if stage not in self._grids:
             exact = self.exact
             parts = np.stack([exact.forward, exact.backward, exact.step]).astype(float)
             allowed = exact.forward < FAR
-            spread_time = np.zeros(6)
+            spread_time = np.zeros(7)
             spread_memory = 0.0
             for layer in range(len(allowed)):
                 chosen = self._weights(stage).astype(float) @ parts[:, layer, allowed[layer]]
@@ -157,7 +174,7 @@ class Table:
         return self._grids[stage]
 
     def _chain(self, stage: int, start: int, end: int, tied: int, key: tuple[int, ...]) -> Floats:
-        """Return [6, lam + 1, layout of layer start]: least weighted sums of layers start..end-1.
+        """Return [7, lam + 1, layout of layer start]: least weighted sums of layers start..end-1.
 
         The last column along lam is the least memory. Shorter chains are made first and shared.
         """
@@ -170,9 +187,9 @@ class Table:
         cost = (weights @ parts)[:, None, :] + self._grid(stage)[:, :, None] * memory
         if end - 1 == start and stage < self.last_stage:
             cost += (weights[:, :2] @ exact.border[:, start].astype(float))[:, None, exact.layout]
-        cost = np.concatenate([cost, np.broadcast_to(memory, (6, 1, len(memory)))], axis=1)
+        cost = np.concatenate([cost, np.broadcast_to(memory, (7, 1, len(memory)))], axis=1)
         cost[:, :, ~allowed] = np.inf
-        chain = np.full((*cost.shape[:2], exact.num_layouts), np.inf)
+        chain = np.full((len(cost), cost.shape[1], exact.num_layouts), np.inf)
         for layout in np.unique(exact.layout[allowed]):
             chain[:, :, layout] = cost[:, :, allowed & (exact.layout == layout)].min(axis=2)
         if end - 1 > start:
@@ -184,13 +201,15 @@ class Table:
         self._chains[key] = chain
         return chain
 
-    def _make(self, stage: int, start: int, end: int, tied: int, key: tuple[int, ...]) -> Cell | None:
-        chain = self._chain(stage, start, end, tied, key)
+    def _make(self, stage: int, start: int, end: int, tied: int, chain_key: tuple[int, ...]) -> Cell | None:
+        chain = self._chain(stage, start, end, tied, chain_key)
         exact, weights = self.exact, self._weights(stage)
         layers = range(start, end)
         if any(not self.allowed(layer, tied).any() for layer in layers):
             return None
-        room = exact.budget[stage] - max(int(exact.transient[l, self.allowed(l, tied)].min()) for l in layers)
+        room = exact.budget[stage] - max(
+            int(exact.transient[layer, self.allowed(layer, tied)].min()) for layer in layers
+        )
         if chain[0, -1].min() > room + _SHAVE * abs(room):
             return None
         sums = chain[:, :-1]
@@ -201,10 +220,18 @@ class Table:
         tail = np.floor(floors - np.abs(floors) * _SHAVE).astype(np.int64) + weights[:, 2] * self.once(stage, tied)
         tail[C] = max(int(tail[C]), int(tail[F] + tail[B]))
         _raise_columns(self.pipe, stage, tail)
+        key = C if stage else H1
         return Cell(
-            stage=stage, start=start, end=end, key_weights=(self.pipe.num_micro_batches, 1) if stage == 0 else (1, 0),
-            tail=tail, rows=empty_rows(end - start),
-        )  # fmt: skip
+            stage=stage,
+            start=start,
+            end=end,
+            key=key,
+            key_weights=self._key_weights(stage, key),
+            tail=tail,
+            facets=facets_of(self.pipe, stage, tail, {}),
+            rows=empty_rows(end - start),
+            extra=empty_rows(end - start),
+        )
 
     # Exact choices.
 
@@ -230,9 +257,11 @@ class Table:
             time[-1] += weights[0] * sent[exact.layout]
         switches = tuple(
             Switch(
-                exit_group=exact.layout, entry_group=exact.layout,
-                cost=weights[0] * (one.cost + two.cost), own=weights[0] * (one.own + two.own),
-            )  # fmt: skip
+                exit_group=exact.layout,
+                entry_group=exact.layout,
+                cost=weights[0] * (one.cost + two.cost),
+                own=weights[0] * (one.own + two.own),
+            )
             for one, two in self.switches[span]
         )
         return LayerProblem(
@@ -259,16 +288,64 @@ class Table:
         values[2] += self.once(cell.stage, tied)
         return np.array(values, np.int64)
 
+    def _key_weights(self, stage: int, key: int) -> tuple[int, int]:
+        weights = self._weights(stage)[key]
+        return int(weights[0]), int(weights[2])
+
     def settle(self, cell: Cell, tied: int) -> bool:
-        """Make the floor of the cell's key exact and keep its plan; False: nothing fits."""
+        """Make the floor of the cell's key exact and keep its plan; False: nothing fits.
+
+        Once-a-step work of a later stage hides behind the backwards that follow upstream. Where that of the least C
+        does not, C alone is the wrong order: the key becomes H1, which weighs g too.
+        """
+        if not self._settle_key(cell, tied):
+            self.drop(cell)
+            return False
+        if cell.key == C and cell.plan is not None and cell.tail is not None:
+            hidden = cell.stage * int(cell.tail[B])
+            if int(self.row_of(cell, cell.plan, tied)[2]) - int(cell.tail[G]) > hidden:
+                cell.key, cell.key_weights = H1, self._key_weights(cell.stage, H1)
+                self._settle_key(cell, tied)
+        if cell.key == H1 and cell.plan is not None:
+            low = self._support(cell, tied, 1)
+            self._hull(cell, tied, self.row_of(cell, cell.plan, tied), low, 3)
+            self._raise_tail(cell)
+        return True
+
+    def _hull(self, cell: Cell, tied: int, high: Ints, low: Ints, rounds: int) -> None:
+        """Find what lies between two choices in C and g: the slope between them is the next weight."""
+        gain, price = int(high[2] - low[2]), int(low[0] + low[1] - high[0] - high[1])
+        weight = gain // price if price > 0 else 0
+        if rounds and 1 < weight <= self.pipe.num_micro_batches and weight not in cell.supports:
+            middle = self._support(cell, tied, weight)
+            self._hull(cell, tied, high, middle, rounds - 1)
+            self._hull(cell, tied, middle, low, rounds - 1)
+
+    def _support(self, cell: Cell, tied: int, weight: int) -> Ints:
+        """Find the least weight * C + g exactly; keep its choice as a row and return it."""
+        problem = self.layer_problem(cell, tied, (weight, 1))
+        plan = present(solve_intervals(problem, self.transients(cell, problem)))
+        cell.supports[weight] = plan_sums(problem, plan)[0] + self.once(cell.stage, tied)
+        self._keep_row(cell, plan, tied)
+        return self.row_of(cell, plan, tied)
+
+    def _keep_row(self, cell: Cell, plan: NDArray[np.intp], tied: int) -> None:
+        """Add one choice to the rows in hand; the tail still covers it, which does no harm."""
+        layouts = self.exact.layout[plan]
+        row = Rows(
+            values=self.row_of(cell, plan, tied)[None, :], entry=layouts[:1], exit=layouts[-1:], plans=plan[None, :]
+        )
+        cell.extra = joined(cell.extra, row)
+        cell.rows = joined(cell.rows, row)
+
+    def _settle_key(self, cell: Cell, tied: int) -> bool:
         problem = self.layer_problem(cell, tied, cell.key_weights)
         plan = solve_intervals(problem, self.transients(cell, problem))
         if plan is None:
-            self.drop(cell)
             return False
         cell.plan, cell.solved, cell.problem = plan, True, problem
-        key = plan_sums(problem, plan)[0] + cell.key_weights[1] * self.once(cell.stage, tied)
-        cell.reach = key - 1
+        self._keep_row(cell, plan, tied)
+        cell.reach = plan_sums(problem, plan)[0] + cell.key_weights[1] * self.once(cell.stage, tied) - 1
         self._raise_tail(cell)
         return True
 
@@ -278,13 +355,14 @@ class Table:
         few = float(np.prod(np.array(allowed, float))) <= _FEW_PLANS
         limit = FAR if few else int(cell.reach + 1 + max(1.0, abs(cell.reach) * cell.step_factor))
         try:
-            cell.rows, complete = self._enumerate(cell, tied, limit)
+            found, complete = self._enumerate(cell, tied, limit)
         except TooManyLabels:
             cell.stuck = True
             return False
+        cell.rows = found if few or complete else joined(found, cell.extra)
         cell.step_factor *= 4
         if few or complete:
-            cell.tail = None
+            cell.tail, cell.facets = None, cell.facets[:0]
         else:
             cell.reach = limit
             self._raise_tail(cell)
@@ -292,22 +370,18 @@ class Table:
 
     def _raise_tail(self, cell: Cell) -> None:
         """Let the tail start after the key that rows reach."""
-        assert cell.tail is not None
-        weight, _ = cell.key_weights
-        cell.tail = cell.tail.copy()
-        column = C if cell.key_weights[1] == 0 else H2
-        assert column == H2 or weight == 1
-        cell.tail[column] = max(int(cell.tail[column]), cell.reach + 1)
-        _raise_columns(self.pipe, cell.stage, cell.tail)
+        tail = present(cell.tail).copy()
+        tail[cell.key] = max(int(tail[cell.key]), cell.reach + 1)
+        _raise_columns(self.pipe, cell.stage, tail)
+        cell.tail, cell.facets = tail, facets_of(self.pipe, cell.stage, tail, cell.supports)
 
     def _enumerate(self, cell: Cell, tied: int, limit: int) -> tuple[Rows, bool]:
         """Return the rows with a key <= limit, and whether no label was dropped for the limit."""
-        problem = cell.problem
-        assert problem is not None
+        problem = present(cell.problem)
         exact = self.exact
         once = cell.key_weights[1] * self.once(cell.stage, tied)
         transient = self.transients(cell, problem)
-        spread = float(self._grid(cell.stage)[C if cell.key_weights[1] == 0 else H2, 7])
+        spread = float(self._grid(cell.stage)[cell.key, 7])
         bound = prefix_bounds(problem, np.array([0.0, spread / 4, spread]))
         room = problem.budget - int(max(row.min() for row in transient))
         labels = np.zeros((1, 5), np.int64)  # F, B, g, memory, transient
@@ -316,7 +390,7 @@ class Table:
         complete = True
         for at in range(cell.end - cell.start - 1, -1, -1):
             strategies = np.flatnonzero(problem.time[at] < FAR)
-            if len(labels) * len(strategies) > 4 * _MAX_CANDIDATES:
+            if len(labels) * len(strategies) > 4 * _MAX_CANDIDATES or time.perf_counter() > self.deadline:
                 raise TooManyLabels
             parent, chosen = (grid.ravel() for grid in np.meshgrid(np.arange(len(labels)), strategies, indexing="ij"))
             values = self._extended(cell, at, labels[parent], first[parent], chosen)
@@ -357,9 +431,7 @@ class Table:
             own = own + weight * exact.border[:, cell.start].sum(axis=0)[exact.layout[chosen]]
         return own
 
-    def _extended(
-        self, cell: Cell, at: int, later: Ints, entry: NDArray[np.intp], chosen: NDArray[np.intp]
-    ) -> Ints:
+    def _extended(self, cell: Cell, at: int, later: Ints, entry: NDArray[np.intp], chosen: NDArray[np.intp]) -> Ints:
         """Return the labels with layer `at` of the cell under `chosen` put before `later`."""
         exact, layer = self.exact, cell.start + at
         layouts = exact.layout[chosen]
@@ -378,18 +450,43 @@ class Table:
 
 
 def options(pipe: Pipe, cell: Cell, received: Ints | None) -> Ints:
-    """Return [row, 6] values of the cell's rows; `received` [2, layout of the first layer] is added."""
+    """Return [row, 7] values of the cell's rows; `received` [2, layout of the first layer] is added."""
     forward, backward, step = cell.rows.values.T
     if received is not None:
         forward, backward = forward + received[0, cell.rows.entry], backward + received[1, cell.rows.entry]
     return exact_values(pipe, cell.stage, forward, backward, step)
 
 
+def facets_of(pipe: Pipe, stage: int, tail: Ints, supports: dict[int, int]) -> Ints:
+    """Return the tail in slices of C: no choice has both the least C and the least g.
+
+    With C < c', g is at least H - weight * (c' - 1) for each of the sums H.
+    """
+    least, columns = int(tail[C]), zip((H1, H2, H0), slopes(pipe, stage), strict=True)
+    sums = [*supports.items(), *((weight, int(tail[column])) for column, weight in columns)]
+    highest = max((value - int(tail[G])) // weight for weight, value in sums) + 1  # from here g is free
+    highest = min(highest, 2 * least)
+    if highest - least <= least // 2000:
+        return tail[None, :]
+    # Quadratic steps: what is near the least matters most.
+    cuts = [least + (highest - least) * at * at // _FACETS**2 for at in range(_FACETS + 1)]
+    facets: list[Ints] = []
+    for low, high in zip(cuts, [*cuts[1:], FAR], strict=True):
+        facet = tail.copy()
+        facet[C] = low
+        if high < FAR:
+            facet[G] = max(int(tail[G]), *(value - weight * (high - 1) for weight, value in sums))
+        _raise_columns(pipe, stage, facet)
+        facets.append(facet)
+    return np.stack(facets)
+
+
 def _raise_columns(pipe: Pipe, stage: int, tail: Ints) -> None:
-    """Let the combined columns of `tail` be at least what the single ones give; changes `tail`."""
-    m, k = pipe.num_micro_batches, pipe.num_ahead[stage]
-    tail[H1] = max(int(tail[H1]), int((m - k + 1) * tail[C] + tail[G]))
-    tail[H2] = max(int(tail[H2]), int(m * tail[C] + tail[G]))
+    """Let the sums in `tail` be at least what the single columns give; changes `tail`."""
+    for column, weight in zip((H1, H2, H0), slopes(pipe, stage), strict=True):
+        tail[column] = max(int(tail[column]), int(weight * tail[C] + tail[G]))
+    k = pipe.num_ahead[stage]
+    tail[H2] = max(int(tail[H2]), int(tail[H1] + (k - 1) * tail[C]))
 
 
 def _plans(arrows: list[tuple[NDArray[np.intp], NDArray[np.intp]]]) -> NDArray[np.intp]:

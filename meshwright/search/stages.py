@@ -17,13 +17,14 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.cost.simulate import simulate_many
 from meshwright.search.bound import C, Pipe
-from meshwright.search.labels import FAR, Ints, group_switch
+from meshwright.search.labels import FAR, Ints, Switch, group_switch, pareto_rows, present
 from meshwright.search.layers import LayerProblem, plan_sums, solve_intervals
 from meshwright.search.problem import Exact, StageChoice, StageProblem, price, to_exact
 from meshwright.search.recursion import Cells, Way, all_below, floor, least_bound, received_by, viable
@@ -83,9 +84,37 @@ def _pipe(problem: StageProblem) -> Pipe:
 
 
 def _parts(exact: Exact, partitions: tuple[tuple[int, ...], ...] | None) -> list[_Part]:
-    both = (exact.forward[0] < FAR) & (exact.forward[-1] < FAR)
-    ties = [int(s) for s in np.flatnonzero(both)] if exact.source.tied else [-1]
-    return [_Part(tied=tied, partition=cut) for tied in ties for cut in (partitions or (None,))]
+    return [_Part(tied=tied, partition=cut) for tied in _ties(exact) for cut in (partitions or (None,))]
+
+
+def _ties(exact: Exact) -> list[int]:
+    """Return the strategies that tied first and last layers may share and no other beats in every way; [-1]: free."""
+    if not exact.source.tied:
+        return [-1]
+    both = np.flatnonzero((exact.forward[0] < FAR) & (exact.forward[-1] < FAR))
+    rows = [part[layer, both] for layer in (0, -1) for part in (exact.forward, exact.backward, exact.step)]
+    rows += [part[layer, both] for layer in (0, -1) for part in (exact.transient, *exact.memory)]
+    rows += [exact.tied_step[both], -exact.tied_saving[both]]
+    if exact.source.num_stages == 1:  # keep all, for the order among equals
+        return [int(s) for s in both]
+    return sorted(int(s) for s in both[pareto_rows(np.stack(rows, axis=1), exact.layout[both])])
+
+
+def _without_dominated(exact: Exact) -> Exact:
+    """Forbid what another strategy of the same layout beats or equals in every way; tied layers keep all of theirs."""
+    arrays = (exact.forward, exact.backward, exact.step, exact.transient, *exact.memory)
+    forward = exact.forward.copy()
+    done: dict[int, NDArray[np.intp]] = {}
+    for layer, kind in enumerate(exact.layer_class):
+        if exact.source.tied and layer in (0, exact.source.num_layers - 1):
+            continue
+        if kind not in done:
+            allowed = np.flatnonzero(exact.forward[layer] < FAR)
+            values = np.stack([part[layer, allowed] for part in arrays], axis=1)
+            done[kind] = allowed[pareto_rows(values, exact.layout[allowed])]
+        forward[layer] = FAR
+        forward[layer, done[kind]] = exact.forward[layer, done[kind]]
+    return replace(exact, forward=forward)
 
 
 # One stage.
@@ -98,8 +127,8 @@ def _solve_one_stage(exact: Exact, best: _Best) -> int:
     clean = [np.where(allowed, part, 0) for part in (exact.forward, exact.backward, exact.step)]
     base = exact.source.num_layers
     cost = base * (m * (clean[0] + clean[1]) + clean[2])
-    made: dict[bytes, object] = {}
-    switches = []
+    made: dict[bytes, Switch] = {}
+    switches: list[Switch] = []
     for layer in range(base):
         moves = base * m * exact.switch[:, layer].sum(axis=0)
         key = moves.tobytes()
@@ -110,7 +139,8 @@ def _solve_one_stage(exact: Exact, best: _Best) -> int:
         here = allowed.copy()
         saving = 0
         if part.tied >= 0:
-            ends = np.arange(allowed.shape[1]) == part.tied
+            ends = np.zeros(exact.forward.shape[1], bool)
+            ends[part.tied] = True
             here[0] &= ends
             here[-1] &= ends
             saving = int(exact.tied_saving[part.tied])
@@ -138,21 +168,52 @@ def _solve_one_stage(exact: Exact, best: _Best) -> int:
 def _solve_many_stages(
     exact: Exact, partitions: tuple[tuple[int, ...], ...] | None, deadline: float, best: _Best
 ) -> int:
-    """Solve each part in the order of its bound; return the bound over all."""
-    table = Table(exact, _pipe(exact.source))
-    waiting: list[tuple[int, int, _Part]] = []
-    for at, part in enumerate(_parts(exact, partitions)):
-        bound = _bottleneck(table, _cells(table, part))
-        if bound < FAR:
-            waiting.append((bound, at, part))
-    waiting.sort(key=lambda item: item[:2])
+    """Solve each part, the promising ones first; return the bound over all."""
+    start = time.perf_counter()
+    table = Table(_without_dominated(exact), _pipe(exact.source), deadline)
+    parts = _parts(exact, partitions)
+    relaxed: dict[tuple[int, ...] | None, int] = {}  # [partition] bound with the ends free
+    if exact.source.tied:
+        parts, relaxed = _untied_first(table, parts, start + (deadline - start) / 2, best)
+    bounds = [relaxed.get(part.partition, 0) for part in parts]
+    if not exact.source.tied and len(parts) > 1:
+        bounds = [_bottleneck(table, _cells(table, part)) for part in parts]
     lower = FAR
-    for at, (bound, _, part) in enumerate(waiting):
-        if best.plan is not None and time.perf_counter() > deadline:
-            return min(lower, waiting[at][0], best.time)
-        if bound < best.time:
-            lower = min(lower, _solve_part(table, part, deadline, best))
+    for at in sorted(range(len(parts)), key=lambda at: (bounds[at], at)):
+        if bounds[at] < best.time and (best.plan is None or time.perf_counter() < deadline):
+            bounds[at] = max(bounds[at], _solve_part(table, parts[at], deadline, best))
+        lower = min(lower, bounds[at])
     return min(lower, best.time)
+
+
+def _untied_first(
+    table: Table, parts: list[_Part], deadline: float, best: _Best
+) -> tuple[list[_Part], dict[tuple[int, ...] | None, int]]:
+    """Bound tied problems by leaving first and last layer free; return the parts, likely ones first, and the bounds.
+
+    The incumbent comes from the strategies that the free problem's ends like best.
+    """
+    relaxed: dict[tuple[int, ...] | None, int] = {}
+    ordered = parts
+    for cut in dict.fromkeys(part.partition for part in parts):
+        free = _Part(tied=-1, partition=cut)
+        cells = _cells(table, free)
+        liked: list[int] = []
+        while (way := _balanced(table, cells)) is not None:
+            if all(cell.solved or table.settle(cell, -1) for cell in way):
+                liked = [int(cell.plan[at]) for cell, at in ((way[-1], -1), (way[0], 0)) if cell.plan is not None]
+                break
+            cells = _alive(table, cells, -1, FAR)
+        if way is None:
+            relaxed[cut] = FAR
+            continue
+        ordered = sorted(ordered, key=lambda part: part.tied not in liked)
+        for part in ordered:
+            if part.partition == cut and (best.plan is None or part.tied in liked):
+                _first_plan(table, part, _cells(table, part), best)
+        if best.plan is not None:
+            relaxed[cut] = _solve_part(table, free, deadline, best)
+    return ordered, relaxed
 
 
 def _cells(table: Table, part: _Part) -> Cells:
@@ -220,6 +281,9 @@ def _solve_part(table: Table, part: _Part, deadline: float, best: _Best) -> int:
     value = 0
     while True:
         cells = _alive(table, cells, part.tied, best.time)
+        known = least_bound(table, cells, best.time, tails=False)
+        if known is not None:
+            _offer(table, part, _plan_of_rows(table, known), best)
         way = least_bound(table, cells, best.time)
         if way is None:
             return best.time
@@ -229,6 +293,8 @@ def _solve_part(table: Table, part: _Part, deadline: float, best: _Best) -> int:
             _offer(table, part, _plan_of_rows(table, way), best)
             if best.time <= way.value:
                 return best.time
+            if part.tied < 0 and table.exact.source.tied:  # ends left free: a bound, not a plan
+                return min(value, best.time)
             return _close(table, part, cells, value, deadline, best)
         if best.plan is not None and time.perf_counter() > deadline:
             return min(value, best.time)
@@ -236,16 +302,16 @@ def _solve_part(table: Table, part: _Part, deadline: float, best: _Best) -> int:
             return min(value, best.time)
 
 
-def _refine(
-    table: Table, part: _Part, way: Way, open_cells: list[Cell], best: _Best, deadline: float
-) -> bool:
+def _refine(table: Table, part: _Part, way: Way, open_cells: list[Cell], best: _Best, deadline: float) -> bool:
     """Make the winner's tails sharper; return False when none can be."""
     unsolved = [cell for cell in open_cells if not cell.solved]
     for cell in unsolved:
         if not table.settle(cell, part.tied):
             return True
     if unsolved:
-        _try_cells(table, part, [step.cell for step in way.steps], [0, *(step.end for step in way.steps)], best, deadline)
+        _try_cells(
+            table, part, [step.cell for step in way.steps], [0, *(step.end for step in way.steps)], best, deadline
+        )
         return True
     deeper = [cell for cell in open_cells if not cell.stuck and table.deepen(cell, part.tied)]
     return bool(deeper)
@@ -275,8 +341,7 @@ def _close(table: Table, part: _Part, cells: Cells, value: int, deadline: float,
             way = least_bound(table, cells, best.time)
             return best.time if way is None else min(value, best.time)
         if len(leaves.rows):
-            source = table.exact.source
-            times = simulate_many(source.schedule, *leaves.values.transpose(1, 0, 2), source.num_micro_batches)
+            times = _simulated(table, leaves.values)
             at = int(times.argmin())
             if times[at] < best.time:
                 _offer(table, part, _plan_at(cells, leaves.boundaries[at], leaves.rows[at]), best)
@@ -284,15 +349,20 @@ def _close(table: Table, part: _Part, cells: Cells, value: int, deadline: float,
             return best.time
         if time.perf_counter() > deadline:
             return min(value, best.time)
-        sharper = False
-        for cell in leaves.tails:
-            if not cell.solved:
-                table.settle(cell, part.tied)
-                sharper = True
-            elif not cell.stuck:
-                sharper |= table.deepen(cell, part.tied)
-        if not sharper:
+        if not _sharpen(table, part, leaves.tails):
             return min(value, best.time)
+
+
+def _sharpen(table: Table, part: _Part, cells: list[Cell]) -> bool:
+    """Settle or deepen cells; return whether any changed."""
+    changed = False
+    for cell in cells:
+        if not cell.solved:
+            table.settle(cell, part.tied)
+            changed = True
+        elif not cell.stuck:
+            changed |= table.deepen(cell, part.tied)
+    return changed
 
 
 # Plans in hand.
@@ -316,43 +386,51 @@ def stage_times(table: Table, tied: int, plan: Plan) -> Ints:
     cuts, strategies = plan
     layouts = table.exact.layout[np.array(strategies)]
     columns: list[Ints] = []
-    for stage, (start, end) in enumerate(zip(cuts, cuts[1:], strict=False)):
-        cell = table.cell(stage, start, end, tied)
-        assert cell is not None
+    for stage, (start, end) in enumerate(pairwise(cuts)):
+        cell = present(table.cell(stage, start, end, tied))
         here = replace(cell, start=start, end=end)
         row = table.row_of(here, np.array(strategies[start:end]), tied)
         if start:
-            received = received_by(table, start, int(layouts[start - 1]))
-            assert received is not None
+            received = present(received_by(table, start, int(layouts[start - 1])))
             row[:2] += received[:, layouts[start]]
         columns.append(row)
     return np.stack(columns, axis=1)
 
 
+def _simulated(table: Table, times: Ints) -> Ints:
+    """Return [plan] step times from [plan, 3, stage] F, B, g."""
+    source, (forward, backward, step) = table.exact.source, times.transpose(1, 0, 2)
+    return np.asarray(simulate_many(source.schedule, forward, backward, step, source.num_micro_batches), np.int64)
+
+
 def _offer(table: Table, part: _Part, plan: Plan, best: _Best) -> bool:
     """Simulate a plan that fits; keep it when it is better."""
-    source = table.exact.source
-    rows = stage_times(table, part.tied, plan)[:, None, :]
-    found = int(simulate_many(source.schedule, *rows, source.num_micro_batches)[0])
+    tied = part.tied
+    if table.exact.source.tied and tied < 0:
+        if plan[1][0] != plan[1][-1]:
+            return False
+        tied = plan[1][0]
+    found = int(_simulated(table, stage_times(table, tied, plan)[None])[0])
     if found < best.time:
         best.time, best.plan = found, plan
         return True
     return False
 
 
-def _try_cells(
-    table: Table, part: _Part, cells: list[Cell], cuts: list[int], best: _Best, deadline: float
-) -> None:
+def _try_cells(table: Table, part: _Part, cells: list[Cell], cuts: list[int], best: _Best, deadline: float) -> None:
     """Offer the cells' cheapest choices as one plan, then each stage's best choice given its neighbours'."""
     if any(cell.plan is None for cell in cells):
         return
     plan: Plan = (tuple(cuts), tuple(int(s) for cell in cells if cell.plan is not None for s in cell.plan))
     here = _Best()
-    _offer(table, part, plan, here)
+    if not _offer(table, part, plan, here):
+        return
     for weights in ((0, 0), (table.pipe.num_micro_batches, 1)):
         if best.plan is not None and (here.time > best.time * 1.05 or time.perf_counter() > deadline):
             break
         for stage in range(len(cells)):
+            if best.plan is not None and time.perf_counter() > deadline:
+                break
             _improve(table, part, stage, weights, here)
     if here.time < best.time:
         best.time, best.plan = here.time, here.plan
@@ -360,11 +438,9 @@ def _try_cells(
 
 def _improve(table: Table, part: _Part, stage: int, weights: tuple[int, int], here: _Best) -> None:
     """Choose one stage again for its neighbours' layouts; (0, 0) weighs like the cell's key."""
-    assert here.plan is not None
-    cuts, strategies = here.plan
+    cuts, strategies = present(here.plan)
     start, end = cuts[stage], cuts[stage + 1]
-    cell = table.cell(stage, start, end, part.tied)
-    assert cell is not None
+    cell = present(table.cell(stage, start, end, part.tied))
     layout = table.exact.layout
     before = int(layout[strategies[start - 1]]) if start else -1
     after = int(layout[strategies[end]]) if end < len(strategies) else -1

@@ -28,6 +28,13 @@ class CopySample(Spec):
     seconds: PositiveFloat
 
 
+class LaunchSample(Spec):
+    """One tiny operator: what an operator costs beside the work in it."""
+
+    busy_ranks: PositiveInt
+    seconds: PositiveFloat
+
+
 class CollectiveSample(Spec):
     """One collective over `num_ranks` ranks that lie `stride` apart.
 
@@ -52,4 +59,5 @@ class Profile(Spec):
     torch_version: str
     matmuls: tuple[MatmulSample, ...] = ()
     copies: tuple[CopySample, ...] = ()
+    launches: tuple[LaunchSample, ...] = ()
     collectives: tuple[CollectiveSample, ...] = ()

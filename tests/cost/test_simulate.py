@@ -41,7 +41,8 @@ def test_equals_the_event_loop_on_random_integers(name: ScheduleName) -> None:
         rows = [[rng.randint(0, 50) for _ in range(stages)] for _ in range(3)]
         expected, _ = event_loop(name, *rows, micro)
         found = simulate_many(name, *(np.array([row]) for row in rows), micro)
-        assert found.dtype.kind == "i" and found.tolist() == [expected]
+        assert found.dtype.kind == "i"
+        assert found.tolist() == [expected]
 
 
 @pytest.mark.parametrize("name", SCHEDULES)

@@ -130,7 +130,7 @@ def make_plan(
             global_batch_size=batch,
             seq_len=SEQ_LEN,
             param_dtype=dtype,
-            optimizer=AdamW(lr=1e-2, eps=1e-6, clip_norm=0.5),
+            optimizer=AdamW(lr=3e-3, eps=1e-6, clip_norm=0.5),
         ),
         budget=Budget(memory_bytes=4 << 30),
         num_devices=num_ranks,

@@ -86,7 +86,7 @@ def slow_simulation(problem: StageProblem, f: np.ndarray, b: np.ndarray, g: np.n
 
 
 def random_problem(seed: int) -> StageProblem:
-    """Embedding, up to 4 blocks, head; 2-4 strategies in 1-3 layouts; ties in about 40 %; budgets from loose to none."""
+    """Embedding, up to 4 blocks, head; 2-4 strategies in 1-3 layouts; ties in about 40 %; budgets loose to none."""
     rng = np.random.default_rng(seed)
     strategies = int(rng.integers(2, 5))
     blocks = int(rng.integers(1, 5 if strategies < 4 else 4))

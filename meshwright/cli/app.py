@@ -1,0 +1,51 @@
+"""All commands, and the one place that turns errors into a line and an exit code.
+
+0: done. 1: an answer that is a no (nothing fits), or a rank that broke. 2: bad input.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import typer
+from pydantic import ValidationError
+
+from meshwright.cli.doctor import doctor
+from meshwright.cli.plan import plan
+from meshwright.cli.predict import predict
+from meshwright.cli.profile import profile
+from meshwright.cli.schema import schema
+from meshwright.cli.show import show
+from meshwright.cli.train import train
+from meshwright.errors import UserError
+from meshwright.files import explain
+
+app = typer.Typer(
+    name="meshwright",
+    help="Finds the fastest hybrid-parallel way to train a Transformer on given devices, and trains with it.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+for command in (plan, predict, show, train, profile, schema, doctor):
+    app.command()(command)
+
+_BAD_INPUT = 2
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command line and exit. Wrong options end in typer's own message, also with code 2."""
+    try:
+        app(args=arguments)
+    except UserError as error:
+        _complain(str(error))
+    except ValidationError as error:
+        _complain(explain(error))
+    sys.exit(_BAD_INPUT)
+
+
+def _complain(line: str) -> None:
+    rank = os.environ.get("RANK")
+    sys.stderr.write(f"error: {line}\n" if rank is None else f"error: rank {rank}: {line}\n")

@@ -1,0 +1,35 @@
+"""What commands share: output, and options that several take."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console, RenderableType
+
+JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
+_PLAIN_WIDTH = 200
+
+
+def show_view(view: RenderableType) -> None:
+    """Print a view to the terminal, or unwrapped to a file or pipe."""
+    width = None if sys.stdout.isatty() else _PLAIN_WIDTH
+    Console(width=width, highlight=False, markup=False).print(view)
+
+
+def show_line(line: str) -> None:
+    """Print one line at once."""
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+def show_json(value: Any) -> None:
+    """Print plain data as JSON."""
+    sys.stdout.write(json.dumps(value, indent=2, sort_keys=True) + "\n")
+
+
+def note(line: str) -> None:
+    """Print a remark beside the output."""
+    sys.stderr.write(line + "\n")

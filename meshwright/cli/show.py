@@ -1,0 +1,24 @@
+"""meshwright show: a plan file as tables."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from meshwright.cli.common import JsonFlag, show_json, show_view
+from meshwright.report.text import plan_view
+from meshwright.search.planner import load_plan
+
+
+def show(
+    plan: Annotated[Path, typer.Argument(help="A plan file.")],
+    json: JsonFlag = False,
+) -> None:
+    """Show a plan: the strategy of every layer, and the prediction stored with it."""
+    loaded = load_plan(plan)
+    if json:
+        show_json(loaded.model_dump(mode="json"))
+    else:
+        show_view(plan_view(loaded))

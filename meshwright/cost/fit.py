@@ -1,0 +1,65 @@
+"""Rates from measured samples: a profile put in the place of a cluster's datasheet figures.
+
+Compute: FLOPs over seconds of all matrix products of a dtype. Memory: the best rate over copies. Links: latency a and bandwidth w of the formulas in `cost.comm`
+by least squares on relative errors, over all collectives.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from meshwright.cost.comm import ring_terms
+from meshwright.errors import UserError
+from meshwright.spec.cluster import ClusterSpec, LinkSpec
+from meshwright.spec.profile import CollectiveSample, Profile
+
+
+def fitted_cluster(cluster: ClusterSpec, profile: Profile) -> ClusterSpec:
+    """Return `cluster` with the rates that `profile` measured; what it did not measure stays.
+
+    Raises UserError when the profile is of another kind of device.
+    """
+    if profile.backend != cluster.device.backend:
+        raise UserError(f"profile: was measured on {profile.backend}, but {cluster.name} is {cluster.device.backend}")
+    changes: dict[str, object] = {"source": f"measured on {profile.num_ranks} ranks of {profile.device}"}
+    for dtype, field in (("bf16", "bf16_flops_per_s"), ("fp32", "fp32_flops_per_s")):
+        products = [s for s in profile.matmuls if s.dtype == dtype]
+        if products:
+            changes[field] = sum(2.0 * s.m * s.k * s.n for s in products) / sum(s.seconds for s in products)
+            changes["matmul_efficiency"] = 1.0
+    if profile.copies:
+        changes["memory_bytes_per_s"] = max(s.moved_bytes / s.seconds for s in profile.copies)
+        changes["memory_efficiency"] = 1.0
+    if profile.launches:
+        changes["launch_s"] = float(np.median([s.seconds for s in profile.launches]))
+    device = cluster.device.model_copy(update=changes)
+    update: dict[str, object] = {"device": device}
+    inside = [s for s in profile.collectives if s.num_ranks > 1]
+    if inside:
+        update["intra_node"] = fitted_link(inside)
+    return cluster.model_copy(update=update)
+
+
+def fitted_link(samples: list[CollectiveSample]) -> LinkSpec:
+    """Return latency and bandwidth that best explain `samples` (least squares on relative errors, both positive)."""
+    rows = np.array([ring_terms(s.op, s.message_bytes, s.num_ranks) for s in samples])
+    seconds = np.array([s.seconds for s in samples])
+    inverse_rate, latency_s = _non_negative(rows / seconds[:, None], np.ones(len(samples)))
+    slowest = float((seconds / np.maximum(rows[:, 0], 1.0)).min())
+    return LinkSpec(bytes_per_s=1.0 / (inverse_rate or slowest), latency_s=latency_s)
+
+
+def _non_negative(rows: np.ndarray, target: np.ndarray) -> tuple[float, float]:
+    """Return the least-squares solution with two unknowns, neither below zero."""
+    best = (0.0, 0.0)
+    best_error = np.inf
+    for columns in ((0, 1), (0,), (1,)):
+        part, *_ = np.linalg.lstsq(rows[:, columns], target, rcond=None)
+        if (part < 0).any():
+            continue
+        full = np.zeros(2)
+        full[list(columns)] = part
+        error = float(((rows @ full - target) ** 2).sum())
+        if error < best_error:
+            best, best_error = (float(full[0]), float(full[1])), error
+    return best

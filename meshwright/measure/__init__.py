@@ -1,0 +1,1 @@
+"""Measurements on real ranks, written as a `Profile` of samples."""

@@ -1,0 +1,183 @@
+"""Tables of a plan and its prediction for the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from meshwright.spec.parameters import num_parameters
+from meshwright.spec.plan import LayerRun, Plan, Prediction, StagePrediction
+from meshwright.units import show_bytes, show_count, show_percent, show_seconds
+
+
+def plan_view(plan: Plan) -> RenderableType:
+    """Return the plan as text: what it is for, the strategy of every layer, and what is predicted."""
+    parts: list[RenderableType] = [Text(summary_line(plan)), strategy_table(plan)]
+    if plan.predicted is not None:
+        parts += [prediction_line(plan, plan.predicted), time_table(plan.predicted), memory_table(plan)]
+    if plan.proof is not None:
+        parts.append(Text(proof_line(plan)))
+    return Group(*parts)
+
+
+def summary_line(plan: Plan) -> str:
+    """Return one line on the job that the plan is for."""
+    job = plan.job
+    return (
+        f"{plan.model.name} ({show_count(num_parameters(plan.model))} parameters, {plan.model.num_blocks} blocks) on "
+        f"{plan.cluster.name}: batch {plan.global_batch_size} x {job.seq_len} tokens in {plan.num_micro_batches} "
+        f"micro-batches of {plan.micro_batch_samples}, {job.param_dtype}, {plan.schedule}, "
+        f"{plan.num_stages} stage{'s' if plan.num_stages > 1 else ''} of {plan.stage_devices} devices"
+    )
+
+
+def proof_line(plan: Plan) -> str:
+    """Return what is claimed of the plan: nothing in the space is faster than the bound, under this cost model."""
+    proof = plan.proof
+    if proof is None:
+        return "no claim of optimality"
+    if proof.gap == 0:
+        return f"optimal under this cost model in space {proof.space}"
+    return (
+        f"at most {100 * proof.gap:.3g} % from optimal under this cost model in space {proof.space} "
+        f"(lower bound {show_seconds(proof.lower_bound_s)})"
+    )
+
+
+def prediction_line(plan: Plan, predicted: Prediction) -> Text:
+    """Return the predicted step in one line."""
+    reserve = f" after {show_bytes(plan.budget.reserved_bytes)} reserved" if plan.budget.reserved_bytes else ""
+    return Text(
+        f"predicted: {show_seconds(predicted.step_s)} a step, {predicted.tokens_per_s:,.0f} tokens/s, "
+        f"mfu {100 * predicted.mfu:.1f} %, peak {show_bytes(predicted.peak_bytes)} of "
+        f"{show_bytes(plan.budget.usable_bytes)} usable{reserve}"
+    )
+
+
+def strategy_table(plan: Plan) -> Table:
+    """Return the layers of each stage with their strategies."""
+    table = _table("stage", "ranks", "layers", "strategy")
+    for index, stage in enumerate(plan.stages):
+        first = index * plan.stage_devices
+        ranks = f"{first}-{first + plan.stage_devices - 1}" if plan.stage_devices > 1 else str(first)
+        layer = plan.boundaries[index]
+        for run in stage.runs:
+            table.add_row(str(index), ranks, _layer_names(plan, layer, run), run.strategy.label)
+            layer += run.num_layers
+    return table
+
+
+def time_table(predicted: Prediction) -> Table:
+    """Return the seconds of each stage by term: of one micro-batch, and once a step."""
+    table = _table(
+        "stage", "forward", "backward", "of it: compute", "recompute", "tp", "zero", "re-layout", "border",
+        "once a step", "bubble",
+    )  # fmt: skip
+    for index, stage in enumerate(predicted.stages):
+        forward, backward = stage.micro_batch.forward, stage.micro_batch.backward
+        both = forward + backward
+        terms = (both.compute_s, both.recompute_s, both.tp_s, both.zero_s, both.relayout_s, both.border_s)
+        table.add_row(
+            str(index),
+            show_seconds(forward.total_s),
+            show_seconds(backward.total_s),
+            *(show_seconds(term) for term in terms),
+            show_seconds(stage.step.total_s),
+            f"{show_seconds(stage.bubble_s)} ({show_percent(stage.bubble_s / predicted.step_s).lstrip('+')})",
+        )
+    return table
+
+
+def memory_table(plan: Plan) -> Table:
+    """Return the bytes of each stage by term; `slack` is what the search's upper bound holds back."""
+    table = _table(
+        "stage", "master", "copy", "gradients", "optimizer", "activations", "transient", "peak", "slack", "of budget"
+    )
+    for index, stage in enumerate(plan.predicted.stages if plan.predicted else ()):
+        states = stage.states
+        table.add_row(
+            str(index),
+            *(show_bytes(b) for b in (
+                states.master_bytes, states.copy_bytes, states.gradient_bytes, states.optimizer_bytes,
+            )),
+            f"{stage.in_flight} x {show_bytes(stage.activation_bytes)}",
+            show_bytes(stage.transient.total_bytes),
+            show_bytes(stage.peak_bytes),
+            show_bytes(stage.bound_bytes - stage.peak_bytes),
+            f"{100 * stage.peak_bytes / plan.budget.usable_bytes:.0f} %",
+        )  # fmt: skip
+    return table
+
+
+def comparison_table(rows: Iterable[tuple[str, Plan | None, str]]) -> Table:
+    """Return plans side by side: (name, plan or None, remark)."""
+    table = _table("plan", "step", "tokens/s", "peak", "stages", "micro-batches", "strategies", "remark")
+    for name, plan, remark in rows:
+        if plan is None or plan.predicted is None:
+            table.add_row(name, "-", "-", "-", "-", "-", "-", remark)
+            continue
+        table.add_row(
+            name,
+            show_seconds(plan.predicted.step_s),
+            f"{plan.predicted.tokens_per_s:,.0f}",
+            show_bytes(plan.predicted.peak_bytes),
+            "+".join(str(stage.num_layers) for stage in plan.stages),
+            str(plan.num_micro_batches),
+            ", ".join(strategy.label for strategy in dict.fromkeys(plan.strategies)),
+            remark,
+        )
+    return table
+
+
+def why_it_loses(other: Plan, best: Plan) -> str:
+    """Return the term of time that costs `other` most against `best`, both predicted."""
+    if other.predicted is None or best.predicted is None:
+        return ""
+    slower = other.predicted.step_s / best.predicted.step_s - 1
+    if slower <= 0:
+        return f"{show_percent(slower)} step time"
+    worst_name, worst_s = max(
+        ((name, _share(other, name) - _share(best, name)) for name in _SHARES), key=lambda item: item[1]
+    )
+    return f"{show_percent(slower)} step time, mostly {worst_name} ({show_seconds(worst_s)} a step more)"
+
+
+_SHARES = ("compute", "recomputation", "tensor-parallel communication", "ZeRO communication", "re-layouts",
+           "stage borders", "gradient synchronisation and optimizer", "bubble")  # fmt: skip
+
+
+def _share(plan: Plan, name: str) -> float:
+    """Return the seconds of a step that the slowest stage spends on one sort of work."""
+    assert plan.predicted is not None  # noqa: S101 the caller has checked
+    stage = max(plan.predicted.stages, key=lambda s: s.busy_s)
+    return _terms(stage, plan.num_micro_batches)[_SHARES.index(name)]
+
+
+def _terms(stage: StagePrediction, num_micro_batches: int) -> tuple[float, ...]:
+    both = stage.micro_batch.forward + stage.micro_batch.backward
+    each = (both.compute_s, both.recompute_s, both.tp_s, both.zero_s, both.relayout_s, both.border_s)
+    return (*(num_micro_batches * term for term in each), stage.step.total_s, stage.bubble_s)
+
+
+def _layer_names(plan: Plan, first: int, run: LayerRun) -> str:
+    """Return the layers of a run in words: embedding, blocks 3-7, head."""
+    last = len(plan.model.layers) - 1
+    names: list[str] = []
+    blocks = [index for index in range(first, first + run.num_layers) if 0 < index < last]
+    if first == 0:
+        names.append("embedding")
+    if blocks:
+        names.append(f"blocks {blocks[0]}-{blocks[-1]}" if len(blocks) > 1 else f"block {blocks[0]}")
+    if first + run.num_layers - 1 == last:
+        names.append("head")
+    return ", ".join(names)
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    return table

@@ -1,0 +1,89 @@
+"""The planner as a function: from names or specs to a plan, or the reason why none fits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from meshwright.cost.fit import fitted_cluster
+from meshwright.errors import UserError
+from meshwright.files import read_spec, write_spec
+from meshwright.search.engine import DEFAULT_TIME_LIMIT_S, Found, Infeasible, Request, search
+from meshwright.search.space import find_space
+from meshwright.spec import library
+from meshwright.spec.base import Dtype
+from meshwright.spec.cluster import ClusterSpec
+from meshwright.spec.job import AdamW, Budget, JobSpec, parse_batch
+from meshwright.spec.model import ModelSpec
+from meshwright.spec.plan import Plan
+from meshwright.spec.profile import Profile
+from meshwright.spec.schedule import ScheduleName
+from meshwright.units import parse_bytes
+
+
+def plan(
+    model: ModelSpec | str,
+    cluster: ClusterSpec | str,
+    *,
+    global_batch: int | str,
+    seq_len: int,
+    memory: int | str | None = None,
+    reserve: int | str | None = None,
+    dtype: Dtype = "bf16",
+    optimizer: AdamW | None = None,
+    profile: Profile | str | Path | None = None,
+    space: str = "full",
+    schedule: ScheduleName = "1f1b",
+    stages: int | None = None,
+    micro_batches: int | None = None,
+    time_limit_s: float = DEFAULT_TIME_LIMIT_S,
+    progress: Callable[[str], None] | None = None,
+) -> Found | Infeasible:
+    """Return the fastest plan to train `model` on `cluster`, or why nothing fits.
+
+    `model` and `cluster` are specs, library names ("llama-2-7b", "8xa100-sxm-40g") or paths.
+    `global_batch` counts samples of `seq_len` tokens: a number, "8..512" or "auto". `memory` is
+    what one device may use (default: all it has), of which `reserve` is held back. A `profile`
+    replaces the cluster's rates by measured ones. Raises UserError for bad input.
+    """
+    model_spec = library.model(model) if isinstance(model, str) else model
+    cluster_spec = library.cluster(cluster) if isinstance(cluster, str) else cluster
+    if profile is not None:
+        measured = profile if isinstance(profile, Profile) else read_spec(Profile, profile)
+        cluster_spec = fitted_cluster(cluster_spec, measured)
+    batch = parse_batch(global_batch) if isinstance(global_batch, str) else global_batch
+    job = JobSpec(global_batch_size=batch, seq_len=seq_len, param_dtype=dtype, optimizer=optimizer or AdamW())
+    request = Request(
+        model=model_spec,
+        cluster=cluster_spec,
+        job=job,
+        budget=make_budget(cluster_spec, memory, reserve),
+        space=find_space(space),
+        schedule=schedule,
+        num_stages=stages,
+        num_micro_batches=micro_batches,
+        time_limit_s=time_limit_s,
+    )
+    return search(request, progress)
+
+
+def make_budget(cluster: ClusterSpec, memory: int | str | None, reserve: int | str | None = None) -> Budget:
+    """Return the budget of one device; UserError when it is more than the device has."""
+    memory_bytes = parse_bytes(memory) if isinstance(memory, str) else memory
+    reserved_bytes = parse_bytes(reserve, field="reserve") if isinstance(reserve, str) else reserve
+    available = cluster.device.memory_bytes
+    if memory_bytes is not None and memory_bytes > available:
+        raise UserError(f"memory: {memory} is more than a {cluster.device.name} has ({available} bytes)")
+    return Budget(
+        memory_bytes=available if memory_bytes is None else memory_bytes, reserved_bytes=reserved_bytes or 0
+    )
+
+
+def load_plan(path: str | Path) -> Plan:
+    """Return the plan in the file `path`. Raises UserError in one line."""
+    return read_spec(Plan, path)
+
+
+def save_plan(plan: Plan, path: str | Path) -> None:
+    """Write `plan` to `path` as canonical JSON, whole or not at all."""
+    write_spec(plan, path)

@@ -1,0 +1,154 @@
+"""The costs of all layers under all strategies of a stage as arrays: what the solvers see of a model.
+
+Built from the same functions that `cost.predict` adds up, so a chosen plan re-prices to its objective.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshwright.cost.layer import held_parameters, layer_cost, tied_sync_s
+from meshwright.cost.predict import report_sync_s
+from meshwright.cost.reshard import border_s, relayout_s
+from meshwright.search.problem import StageProblem
+from meshwright.search.space import is_considered
+from meshwright.spec.cluster import ClusterSpec
+from meshwright.spec.job import JobSpec
+from meshwright.spec.legality import why_illegal
+from meshwright.spec.mesh import Layout
+from meshwright.spec.model import LayerSpec, ModelSpec, TensorSpec, hands_on
+from meshwright.spec.schedule import ScheduleName, in_flight
+from meshwright.spec.strategy import Strategy
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """What is fixed while layers and boundaries are chosen. `micro_batch_samples` is over all ranks of a stage."""
+
+    model: ModelSpec
+    cluster: ClusterSpec
+    job: JobSpec
+    budget_bytes: int
+    num_stages: int
+    num_micro_batches: int
+    micro_batch_samples: int
+    schedule: ScheduleName
+
+    @property
+    def stage_devices(self) -> int:
+        return self.cluster.num_devices // self.num_stages
+
+
+def legal_strategies(setting: Setting, candidates: tuple[Strategy, ...]) -> dict[Strategy, dict[str, str]]:
+    """Return each candidate with {kind of layer: why that layer cannot use it}."""
+    reasons: dict[Strategy, dict[str, str]] = {}
+    for strategy in candidates:
+        found = ((g.layer.kind, why_illegal(g.layer, strategy, setting.micro_batch_samples)) for g in setting.model.groups)
+        reasons[strategy] = {kind: reason for kind, reason in found if reason is not None}
+    return reasons
+
+
+def build_problem(setting: Setting, candidates: tuple[Strategy, ...]) -> StageProblem:
+    """Return the arrays of `setting` for these strategies; entries that are illegal or pointless are infinite."""
+    rows = {group.layer: _layer_row(setting, group.layer, candidates) for group in setting.model.groups}
+    forward_s, backward_s, step_s, states, activations, transients = (
+        np.stack([rows[layer][term] for layer in setting.model.layers]) for term in range(6)
+    )
+    layouts = [Layout.of(strategy) for strategy in candidates]
+    distinct = list(dict.fromkeys(layouts))
+    layout = np.array([distinct.index(one) for one in layouts], np.intp)
+    switch_s, border = _layout_costs(setting, distinct)
+    num_stages, micro_batches = setting.num_stages, setting.num_micro_batches
+    everywhere = report_sync_s(setting.cluster.num_devices, setting.stage_devices, setting.cluster)
+    return StageProblem(
+        forward_s=forward_s,
+        backward_s=backward_s,
+        step_s=step_s,
+        states_bytes=states,
+        act_bytes=activations,
+        transient_bytes=transients,
+        switch_forward_s=switch_s[..., layout[:, None], layout[None, :]],
+        switch_backward_s=np.swapaxes(switch_s, -1, -2)[..., layout[:, None], layout[None, :]],
+        border_forward_s=border[..., layout],
+        border_backward_s=border[..., layout],
+        layout=layout,
+        in_flight=np.array(
+            [in_flight(setting.schedule, num_stages, micro_batches, stage) for stage in range(num_stages)], np.intp
+        ),
+        budget_bytes=np.full(num_stages, float(setting.budget_bytes)),
+        stage_step_s=np.full(num_stages, everywhere),
+        num_micro_batches=micro_batches,
+        schedule=setting.schedule,
+        tied=setting.model.tied_embedding,
+        tied_step_s=np.array(
+            [tied_sync_s(setting.model, s, num_stages, setting.job, setting.cluster) for s in candidates]
+        ),
+    )
+
+
+def _layer_row(setting: Setting, layer: LayerSpec, candidates: tuple[Strategy, ...]) -> Floats:
+    """Return [term, strategy]: forward, backward and once-a-step seconds; states, activation, transient bytes."""
+    row = np.full((6, len(candidates)), np.inf)
+    parameters = held_parameters(setting.model, layer, setting.num_stages)
+    keeps_logits = setting.schedule == "gpipe"
+    for column, strategy in enumerate(candidates):
+        if not is_considered(layer, strategy, schedule_keeps_logits=keeps_logits):
+            continue
+        if why_illegal(layer, strategy, setting.micro_batch_samples) is not None:
+            continue
+        cost = layer_cost(layer, parameters, strategy, setting.micro_batch_samples, setting.job, setting.cluster)
+        row[:, column] = (
+            cost.micro_batch.forward.total_s,
+            cost.micro_batch.backward.total_s,
+            cost.step.total_s,
+            cost.states.total_bytes,
+            cost.activation_bytes,
+            cost.transient.total_bytes,
+        )
+    return row
+
+
+def _layout_costs(setting: Setting, layouts: list[Layout]) -> tuple[Floats, Floats]:
+    """Return re-layout seconds [(layer,) from, to] and send seconds [(layer,) layout].
+
+    Without the layer axis when every layer hands on the same tensors.
+    """
+    handed = [hands_on(layer) for layer in setting.model.layers]
+    kinds = list(dict.fromkeys(tensors for tensors in handed if tensors))
+    switches = {tensors: _switches(setting, layouts, tensors) for tensors in kinds}
+    borders = {tensors: _borders(setting, layouts, tensors) for tensors in kinds}
+    if len(kinds) == 1:
+        return switches[kinds[0]], borders[kinds[0]]
+    nothing = np.zeros((len(layouts), len(layouts)))
+    into = [nothing, *(switches.get(tensors, nothing) for tensors in handed[:-1])]
+    out = [borders.get(tensors, nothing[0]) for tensors in handed]
+    return np.stack(into), np.stack(out)
+
+
+def _switches(setting: Setting, layouts: list[Layout], tensors: tuple[TensorSpec, ...]) -> Floats:
+    samples = setting.micro_batch_samples
+    legal = [samples % layout.dp == 0 for layout in layouts]
+    return np.array(
+        [
+            [
+                relayout_s(tensors, source, target, samples, setting.job, setting.cluster) if here and there else 0.0
+                for target, there in zip(layouts, legal, strict=True)
+            ]
+            for source, here in zip(layouts, legal, strict=True)
+        ]
+    )
+
+
+def _borders(setting: Setting, layouts: list[Layout], tensors: tuple[TensorSpec, ...]) -> Floats:
+    samples, num_stages = setting.micro_batch_samples, setting.num_stages
+    return np.array(
+        [
+            border_s(tensors, layout, samples, num_stages, setting.job, setting.cluster) if samples % layout.dp == 0 else 0.0
+            for layout in layouts
+        ]
+    )

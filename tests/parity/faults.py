@@ -1,0 +1,71 @@
+"""Faults planted on purpose, to see that the comparison catches them: tests of the tests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor
+from torch.distributed.fsdp import FSDPModule
+
+from meshwright.runtime import parallelize
+from meshwright.runtime.pipeline import Pipeline
+from meshwright.runtime.relayout import Mover, Relayout
+
+# fault -> the case that it is planted in
+FAULTS = {
+    "mean_instead_of_sum": "tp2-and-dp2-and-zero3",
+    "dropped_micro_batch": "pp2-uneven",
+    "skipped_relayout": "both-mesh-orders",
+    "transposed_relayout": "pp2-mixed-uneven",
+    "missing_tied_sum": "pp2-dp2-tied",
+    "missing_split_norm_sum": "tp2-qk-norm",
+}
+
+
+@contextmanager
+def planted(fault: str) -> Iterator[None]:
+    """Break the runtime inside the block."""
+    with {
+        "mean_instead_of_sum": _mean,
+        "dropped_micro_batch": _dropped,
+        "skipped_relayout": lambda: mock.patch.object(Relayout, "__call__", lambda self, *tensors: tensors),
+        "transposed_relayout": _transposed,
+        "missing_tied_sum": lambda: mock.patch.object(parallelize, "sum_tied", lambda held, world: None),
+        "missing_split_norm_sum": lambda: mock.patch.object(parallelize, "sum_split_norms", lambda held, world: None),
+    }[fault]():
+        yield
+
+
+def _mean() -> Any:
+    """Divide gradients by the data-parallel degree, as frameworks do that average."""
+    original = FSDPModule.set_gradient_divide_factor
+    return mock.patch.object(FSDPModule, "set_gradient_divide_factor", lambda self, factor: original(self, 2.0))
+
+
+def _dropped() -> Any:
+    """Let the second micro-batch count in the loss but give no gradient."""
+    original: Callable[..., tuple[Tensor, ...]] = Pipeline._forward
+    calls = 0
+
+    def forward(self: Pipeline, inputs: tuple[Tensor, ...], targets: Tensor | None) -> tuple[Tensor, ...]:
+        nonlocal calls
+        calls += 1
+        out = original(self, inputs, targets)
+        return (out[0].detach() + 0.0 * out[0],) if targets is not None and calls == 2 else out
+
+    return mock.patch.object(Pipeline, "_forward", forward)
+
+
+def _transposed() -> Any:
+    """Hand the samples of a slice on in the wrong order."""
+    original = Mover.__call__
+
+    def move(self: Mover, x: Tensor) -> Tensor:
+        moved = original(self, x)
+        return torch.flip(moved, [0]) if self.kind == "all_gather" else moved
+
+    return mock.patch.object(Mover, "__call__", move)

@@ -1,0 +1,175 @@
+"""The stage solver against every plan of small problems, and its promises on larger ones."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from meshwright.cost.simulate import simulate_many
+from meshwright.search import rows
+from meshwright.search.bound import Pipe, bound_of
+from meshwright.search.problem import StageProblem, price
+from meshwright.search.shortfall import shortfall
+from meshwright.search.stages import solve
+from tests.search.bruteforce import Plans, every_plan, random_problem
+
+
+def best_time(plans: list[Plans]) -> float:
+    return min((part.times[part.excess <= 0].min(initial=np.inf) for part in plans), default=np.inf)
+
+
+def check(problem: StageProblem, plans: list[Plans], partitions: tuple[tuple[int, ...], ...] | None = None) -> bool:
+    """Compare with enumeration; return whether something fits."""
+    expected = best_time(plans)
+    found = solve(problem, time_limit_s=30.0, partitions=partitions)
+    if not np.isfinite(expected):
+        assert found is None
+        return False
+    assert found is not None
+    assert found.objective_s == pytest.approx(expected, rel=1e-9, abs=0)
+    assert found.lower_bound_s == found.objective_s, "small problems are proved"
+    part = next(part for part in plans if part.boundaries == found.boundaries)
+    row = np.flatnonzero((part.strategies == found.strategies).all(axis=1))
+    assert len(row) == 1
+    assert part.excess[row[0]] <= 0
+    assert part.times[row[0]] == pytest.approx(found.objective_s, rel=1e-9, abs=0)
+    assert price(problem, found.boundaries, found.strategies).objective_s == found.objective_s
+    assert all(used <= budget for used, budget in zip(found.stage_bytes, problem.budget_bytes, strict=True))
+    return True
+
+
+@pytest.mark.parametrize("block", range(10))
+def test_equals_enumeration(block: int) -> None:
+    fitting = [
+        check(problem, every_plan(problem)) for problem in map(random_problem, range(block * 60, block * 60 + 60))
+    ]
+    assert 20 < sum(fitting) < 60
+
+
+def test_rows_made_little_by_little_prove_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small cells are enumerated at once; here they go through limits and tails like large ones."""
+    monkeypatch.setattr(rows, "_FEW_PLANS", 0)
+    for seed in range(3000, 3150):
+        problem = random_problem(seed)
+        check(problem, every_plan(problem))
+
+
+def test_capped_rows_leave_a_valid_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rows, "_FEW_PLANS", 0)
+    monkeypatch.setattr(rows, "_MAX_LABELS", 3)
+    open_gaps = 0
+    for seed in range(4000, 4200):
+        problem = random_problem(seed)
+        expected = best_time(every_plan(problem))
+        found = solve(problem, time_limit_s=30.0)
+        assert (found is None) == (not np.isfinite(expected))
+        if found is not None:
+            assert found.lower_bound_s <= expected * (1 + 1e-12)
+            assert found.objective_s >= expected * (1 - 1e-12)
+            open_gaps += found.gap > 0
+    assert open_gaps
+
+
+def test_partitions_restrict_the_cuts() -> None:
+    for seed in range(1000, 1060):
+        problem = random_problem(seed)
+        plans = every_plan(problem)[seed % 3 :: 3]
+        if problem.num_stages > 1 and plans:
+            check(problem, plans, tuple(part.boundaries for part in plans))
+
+
+def test_shortfall_equals_enumeration() -> None:
+    for seed in range(2000, 2100):
+        problem = random_problem(seed)
+        plans = every_plan(problem)
+        found = shortfall(problem)
+        expected = min((part.excess.min(initial=np.inf) for part in plans), default=np.inf)
+        if not np.isfinite(expected):
+            assert found is None
+            continue
+        assert found is not None
+        assert max(found.over_bytes) == pytest.approx(expected, rel=1e-12, abs=1e-9)
+        assert found.over_bytes[found.worst_stage] == max(found.over_bytes)
+
+
+def test_the_bound_never_exceeds_the_simulation() -> None:
+    rng = np.random.default_rng(3)
+    for case in range(200):
+        stages, m = int(rng.integers(1, 8)), int(rng.integers(1, 20))
+        name = "1f1b" if case % 2 else "gpipe"
+        f, b, g = rng.integers(0, 100, (3, 30, stages))
+        ahead = tuple(min(m, stages - i) if case % 2 else m for i in range(stages))
+        pipe = Pipe(num_micro_batches=m, num_ahead=ahead, phased=name == "gpipe")
+        assert (bound_of(pipe, f, b, g) <= simulate_many(name, f, b, g, m)).all()
+
+
+def llama_like(stages: int, m: int, **changes: object) -> StageProblem:
+    """32 equal blocks between an embedding and a head; 24 strategies that trade seconds for bytes; 6 layouts."""
+    rng = np.random.default_rng(7)
+    count = 24
+    speed, layout = rng.uniform(1.0, 2.0, count), np.arange(count) % 6
+    weight = np.array([0.1, *[1.0] * 32, 2.5])[:, None]
+    table = np.abs(np.arange(6)[:, None] - np.arange(6)[None, :])[np.ix_(layout, layout)] * 1e-4
+    problem = StageProblem(
+        forward_s=weight * speed * 3e-3,
+        backward_s=weight * speed * rng.uniform(1.8, 2.6, count) * 3e-3,
+        step_s=weight * rng.uniform(0, 4e-3, count),
+        states_bytes=weight * 4e8 / speed,
+        act_bytes=weight * 1e8 / speed**2,
+        transient_bytes=weight * rng.choice([0.0, 1e8, 3e8], count),
+        switch_forward_s=table,
+        switch_backward_s=table,
+        border_forward_s=np.full(count, 2e-4),
+        border_backward_s=np.full(count, 2e-4),
+        layout=layout,
+        in_flight=np.array([min(m, stages - i) for i in range(stages)]),
+        budget_bytes=np.full(stages, 1.1e10 / stages + 2e9),
+        stage_step_s=np.zeros(stages),
+        num_micro_batches=m,
+        schedule="1f1b",
+    )
+    return replace(problem, **changes)
+
+
+@pytest.mark.parametrize(("stages", "m"), [(1, 16), (2, 16), (4, 32)])
+def test_larger_problems_keep_their_promises(stages: int, m: int) -> None:
+    problem = llama_like(stages, m)
+    found = solve(problem, time_limit_s=1.0)
+    assert found is not None
+    assert 0 <= found.gap < 0.03
+    assert stages > 1 or found.gap == 0.0
+    assert all(used <= budget for used, budget in zip(found.stage_bytes, problem.budget_bytes, strict=True))
+    assert price(problem, found.boundaries, found.strategies).objective_s == found.objective_s
+
+
+def test_no_time_still_gives_a_plan() -> None:
+    found = solve(llama_like(4, 8), time_limit_s=0.0)
+    assert found is not None
+    assert found.lower_bound_s <= found.objective_s
+
+
+def test_even_partition_is_never_better() -> None:
+    problem = llama_like(2, 16)
+    even = solve(problem, time_limit_s=1.0, partitions=((0, 17, 34),))
+    free = solve(problem, time_limit_s=1.0)
+    assert even is not None
+    assert free is not None
+    assert even.boundaries == (0, 17, 34)
+    assert free.lower_bound_s <= even.objective_s
+
+
+def test_switch_costs_must_follow_the_layout() -> None:
+    problem = llama_like(2, 4)
+    table = problem.switch_forward_s.copy()
+    table[0, 7] += 1e-3
+    with pytest.raises(ValueError, match="layout"):
+        solve(replace(problem, switch_forward_s=table))
+
+
+def test_more_stages_than_layers() -> None:
+    problem = llama_like(2, 4)
+    many = replace(problem, in_flight=np.ones(40, int), budget_bytes=np.full(40, 1e12), stage_step_s=np.zeros(40))
+    assert solve(many) is None
+    assert shortfall(many) is None
