@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from meshwright.cost.collectives import layer_collectives, shard_elements
 from meshwright.cost.layer import TIED_WEIGHT, held_parameters
-from meshwright.cost.predict import COUNT_BYTES, REPORT_BYTES
+from meshwright.cost.predict import REPORT_BYTES
 from meshwright.cost.reshard import tensor_bytes
 from meshwright.spec.base import dtype_bytes
 from meshwright.spec.mesh import Layout, MeshShape, transfer
@@ -46,15 +46,12 @@ def _calls(plan: Plan, rank: int) -> Iterator[tuple[Call, int]]:
         return tuple(sorted(first + r for r in local_ranks))
 
     for index in range(plan.boundaries[stage], plan.boundaries[stage + 1]):
-        mesh = MeshShape.of(plan.strategies[index])
         for call, count in _tensor_parallel(plan, index, local):
             yield Call(call.op, call.message_bytes, at(call.ranks)), count
         if index > 0:
             for call, count in _relayouts(plan, index, local):
                 yield Call(call.op, call.message_bytes, at(call.ranks)), count
         yield from ((Call(c.op, c.message_bytes, at(c.ranks)), n) for c, n in _split_norms(plan, index, local))
-        if index == len(plan.model.layers) - 1:
-            yield Call("all_reduce", COUNT_BYTES, at(mesh.group("dp", local))), 1
     for unit in plan.sharded_units(stage):
         for call, count in _data_parallel(plan, unit, local):
             yield Call(call.op, call.message_bytes, at(call.ranks)), count

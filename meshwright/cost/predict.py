@@ -26,7 +26,6 @@ from meshwright.spec.schedule import in_flight
 from meshwright.spec.terms import MicroBatchSeconds, PhaseSeconds, StateBytes, StepSeconds
 
 REPORT_BYTES = 24  # squared gradient norm, loss and token count, as fp64, summed over all ranks once a step
-COUNT_BYTES = 8  # tokens that the loss counts, summed over the last stage's data-parallel ranks once a step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,16 +90,9 @@ def positional_peak_bytes(states_bytes: int, micro_batches: int, activations: li
     return states_bytes + (micro_batches - 1) * before + highest
 
 
-def report_sync_s(num_devices: int, stage_devices: int, cluster: ClusterSpec) -> float:
-    """Return the seconds of the two small sums that every step makes: token count, and norm with loss.
-
-    The count is priced over all ranks of the last stage, whatever its data-parallel degree.
-    """
-    counters = tuple(range(num_devices - stage_devices, num_devices))
-    everyone = tuple(range(num_devices))
-    return collective_s("all_reduce", COUNT_BYTES, counters, cluster) + collective_s(
-        "all_reduce", REPORT_BYTES, everyone, cluster
-    )
+def report_sync_s(cluster: ClusterSpec) -> float:
+    """Return the seconds of the small sum over all ranks that ends every step: norm, loss and token count."""
+    return collective_s("all_reduce", REPORT_BYTES, tuple(range(cluster.num_devices)), cluster)
 
 
 def _stage_layers(plan: Plan, index: int) -> tuple[LayerSpec, ...]:
@@ -117,7 +109,7 @@ def _stage_cost(plan: Plan, index: int) -> StageCost:
     if index in (0, plan.num_stages - 1):
         strategy = plan.stages[0].strategies[0]
         step += StepSeconds(tied_sync_s=tied_sync_s(plan.model, strategy, plan.num_stages, plan.job, plan.cluster))
-    step += StepSeconds(other_s=report_sync_s(plan.num_devices, plan.stage_devices, plan.cluster))
+    step += StepSeconds(other_s=report_sync_s(plan.cluster))
     activations = [cost.activation_bytes for cost in costs]
     transients = [cost.transient.total_bytes for cost in costs]
     count = in_flight(plan.schedule, plan.num_stages, plan.num_micro_batches, index)

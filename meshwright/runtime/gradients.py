@@ -104,7 +104,12 @@ def clip(held: Iterable[HeldParameter], norm: float, max_norm: float) -> None:
     """Scale all gradients so that their global norm, `norm`, is at most `max_norm`."""
     scale = max_norm / (norm + _CLIP_EPS)
     if scale < 1.0:
-        torch._foreach_mul_([p.local_gradient for p in held], scale)
+        scale_gradients(held, scale)
+
+
+def scale_gradients(held: Iterable[HeldParameter], scale: float) -> None:
+    """Multiply every gradient of this rank by `scale`."""
+    torch._foreach_mul_([p.local_gradient for p in held], scale)
 
 
 TIED_NAME = "layers.0.token.weight"

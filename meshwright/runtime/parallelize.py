@@ -19,10 +19,10 @@ from torch.distributed.fsdp import FSDPModule
 
 from meshwright.errors import UserError
 from meshwright.models.build import Transformer, tie
-from meshwright.models.loss import IGNORE_INDEX
 from meshwright.runtime.gradients import (
     HeldParameter,
     clip,
+    scale_gradients,
     set_policy,
     set_prefetch,
     squared_norm,
@@ -31,7 +31,7 @@ from meshwright.runtime.gradients import (
 )
 from meshwright.runtime.groups import World
 from meshwright.runtime.initialize import FullParameter, initial_parameter, local_data, own_slice, parameter_name
-from meshwright.runtime.pipeline import Pipeline
+from meshwright.runtime.pipeline import LossSums, Pipeline
 from meshwright.runtime.split import fsdp_unit, recompute, shard_data_parallel, split_weights
 from meshwright.runtime.stage import Stage
 from meshwright.spec.mesh import MeshShape
@@ -124,7 +124,7 @@ class Engine:
         ]
         set_prefetch(self._units_backward())
         self._ids_mesh, self._targets_mesh = MeshShape.of(first), MeshShape.of(last)
-        self._last_norm_squared = 0.0
+        self._last_norm = 0.0
 
     def parameters(self) -> list[nn.Parameter]:
         """Return the parameters that this rank holds (DTensors), each once."""
@@ -139,28 +139,29 @@ class Engine:
 
         `batch` is asked only for the samples that this rank needs.
         """
-        targets = self._targets(batch, self.plan.num_micro_batches)
-        num_tokens = self._count_tokens(targets)
-        total = self.pipeline.step(
-            self._ids(batch), targets.__getitem__, 1.0 / max(1, num_tokens), self._before_backward
-        )
+        most_tokens = self.plan.global_batch_size * self.plan.job.seq_len
+        sums = self.pipeline.step(self._ids(batch), self._targets(batch), 1.0 / most_tokens, self._before_backward)
         sum_tied(self.held, self.world)
         sum_split_norms(self.held, self.world)
-        return self._report(total, num_tokens)
+        norm_squared, loss, num_tokens = self._over_all_ranks(squared_norm(self.held), sums)
+        # How many tokens count is known only now. That spares a reduction before the step; where none is
+        # ignored there is nothing left to do.
+        scale = most_tokens / max(1.0, num_tokens)
+        if num_tokens < most_tokens:
+            scale_gradients(self.held, scale)
+        self._last_norm = scale * norm_squared**0.5
+        return StepReport(loss=loss / max(1.0, num_tokens), num_tokens=int(num_tokens), gradient_norm=self._last_norm)
 
     def evaluate(self, batch: Batch, num_micro_batches: int) -> tuple[float, int]:
         """Return the summed loss and token count over `num_micro_batches` micro-batches, forward only."""
-        targets = self._targets(batch, num_micro_batches)
-        num_tokens = self._count_tokens(targets)
-        total = self.pipeline.evaluate(self._ids(batch), targets.__getitem__, num_micro_batches)
-        sums = self._shares(total, num_tokens, torch.zeros((), dtype=torch.float64))
-        return float(sums[1]), int(sums[2])
+        sums = self.pipeline.evaluate(self._ids(batch), self._targets(batch), num_micro_batches)
+        _, loss, num_tokens = self._over_all_ranks(torch.zeros((), dtype=torch.float64), sums)
+        return loss, int(num_tokens)
 
     def clip_gradients(self, max_norm: float) -> float:
         """Scale gradients to a global norm of at most `max_norm`; return the norm before."""
-        norm = self._last_norm_squared**0.5
-        clip(self.held, norm, max_norm)
-        return norm
+        clip(self.held, self._last_norm, max_norm)
+        return self._last_norm
 
     def _units_backward(self) -> list[FSDPModule]:
         """Return the sharded units in the order in which a backward pass first needs them."""
@@ -177,11 +178,8 @@ class Engine:
     def _ids(self, batch: Batch) -> Callable[[int], Tensor]:
         return lambda micro_batch: self._slice(batch, micro_batch, self._ids_mesh)[0]
 
-    def _targets(self, batch: Batch, num_micro_batches: int) -> list[Tensor]:
-        """Return this rank's targets of every micro-batch; on other stages than the last none are needed."""
-        if not self.world.is_last_stage:
-            return []
-        return [self._slice(batch, micro_batch, self._targets_mesh)[1] for micro_batch in range(num_micro_batches)]
+    def _targets(self, batch: Batch) -> Callable[[int], Tensor]:
+        return lambda micro_batch: self._slice(batch, micro_batch, self._targets_mesh)[1]
 
     def _slice(self, batch: Batch, micro_batch: int, mesh: MeshShape) -> tuple[Tensor, Tensor]:
         samples = self.plan.micro_batch_samples
@@ -190,33 +188,16 @@ class Engine:
         ids, targets = batch(first, count)
         return ids.to(self.world.device), targets.to(self.world.device)
 
-    def _count_tokens(self, targets: list[Tensor]) -> int:
-        """Return the tokens of the global batch that the loss counts (on the last stage; 0 elsewhere)."""
-        if not self.world.is_last_stage:
-            return 0
-        count = torch.stack([(t != IGNORE_INDEX).sum() for t in targets]).sum()
-        if self._targets_mesh.dp > 1:
-            dist.all_reduce(count, group=self.world.axis_group(self._targets_mesh, "dp"))
-        return int(count)
-
-    def _report(self, total: Tensor, num_tokens: int) -> StepReport:
-        sums = self._shares(total, num_tokens, squared_norm(self.held))
-        self._last_norm_squared = float(sums[0])
-        counted = int(sums[2])
-        return StepReport(
-            loss=float(sums[1]) / max(1, counted), num_tokens=counted, gradient_norm=self._last_norm_squared**0.5
-        )
-
-    def _shares(self, total: Tensor, num_tokens: int, norm_squared: Tensor) -> Tensor:
+    def _over_all_ranks(self, norm_squared: Tensor, sums: LossSums) -> tuple[float, float, float]:
         """Return squared norm, summed loss and token count over all ranks, in one small all-reduce."""
-        is_counter = self.world.is_last_stage and self._targets_mesh.tp_index(self.world.local_rank) == 0
-        share = float(num_tokens) / self._targets_mesh.dp if is_counter else 0.0
-        loss = total.double() if is_counter else torch.zeros_like(total, dtype=torch.float64)
-        sums = torch.stack([norm_squared.to(loss), loss, torch.full_like(loss, share)])
+        counts = self.world.is_last_stage and self._targets_mesh.tp_index(self.world.local_rank) == 0
+        mine = torch.stack([norm_squared.to(sums.loss), sums.loss, sums.num_tokens.to(sums.loss)])
+        if not counts:
+            mine[1:] = 0.0
         if dist.get_world_size() > 1:
-            dist.all_reduce(sums)
-        sums[2] = sums[2].round()
-        return sums
+            dist.all_reduce(mine)
+        norm, loss, num_tokens = mine.tolist()
+        return norm, loss, num_tokens
 
 
 def _make_root(stage: Stage, strategy: Strategy, world: World) -> None:

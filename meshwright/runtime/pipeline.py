@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
+from meshwright.models.loss import IGNORE_INDEX
 from meshwright.runtime.groups import World
 from meshwright.runtime.split import TORCH_DTYPES
 from meshwright.runtime.stage import Stage
@@ -28,6 +29,23 @@ _OTHER_DTYPES = {"fp32": torch.float32, "int64": torch.int64, "bool": torch.bool
 
 Slices = Callable[[int], Tensor]  # micro-batch -> this rank's slice of it
 Pending = list[tuple[dist.Work, Tensor]]
+
+
+@dataclass(slots=True)
+class LossSums:
+    """Summed loss and counted tokens of this rank's slices (fp64; zero but on the last stage)."""
+
+    loss: Tensor
+    num_tokens: Tensor
+
+    @staticmethod
+    def zero(device: torch.device) -> LossSums:
+        loss = torch.zeros((), dtype=torch.float64, device=device)
+        return LossSums(loss, torch.zeros((), dtype=torch.int64, device=device))
+
+    def add(self, loss: Tensor, targets: Tensor) -> None:
+        self.loss += loss.detach()
+        self.num_tokens += (targets != IGNORE_INDEX).sum()
 
 
 @dataclass(slots=True)
@@ -82,22 +100,23 @@ class Pipeline:
         targets: Slices,
         loss_scale: float,
         before_backward: Callable[[int], None],
-    ) -> Tensor:
-        """Run all micro-batches forward and backward; return the summed, unscaled loss (0 but on the last stage).
+    ) -> LossSums:
+        """Run all micro-batches forward and backward; return the summed, unscaled loss.
 
         `ids` and `targets` give this rank's slice of a micro-batch (used on the first and last stage).
         The loss is multiplied by `loss_scale` before it is differentiated. `before_backward` is called
         with the micro-batch's number.
         """
-        total = torch.zeros((), device=self.world.device)
+        sums = LossSums.zero(self.world.device)
         in_flight: dict[int, _InFlight] = {}
         sent_back: Pending = []
         for phase, micro_batch in self.actions:
             if phase == "forward":
                 inputs = (ids(micro_batch),) if self.is_first else self._receive(self.arriving, self.previous)
-                out = self._forward(inputs, targets(micro_batch) if self.is_last else None)
-                if self.is_last:
-                    total += out[0].detach()
+                wanted = targets(micro_batch) if self.is_last else None
+                out = self._forward(inputs, wanted)
+                if wanted is not None:
+                    sums.add(out[0], wanted)
                     out = (out[0] * loss_scale,)
                 edges = tuple(get_gradient_edge(x) for x in out if x.requires_grad)
                 in_flight[micro_batch] = _InFlight(inputs, edges, self._send_forward(out))
@@ -110,21 +129,22 @@ class Pipeline:
                 torch.autograd.backward(work.edges, gradients)  # type: ignore[arg-type]  # edges are accepted
                 sent_back += self._send_backward(work.inputs)
         _wait(sent_back)
-        return total
+        return sums
 
     @torch.no_grad()
-    def evaluate(self, ids: Slices, targets: Slices, num_micro_batches: int) -> Tensor:
-        """Run micro-batches forward only; return the summed loss (0 but on the last stage)."""
-        total = torch.zeros((), device=self.world.device)
+    def evaluate(self, ids: Slices, targets: Slices, num_micro_batches: int) -> LossSums:
+        """Run micro-batches forward only; return the summed loss."""
+        sums = LossSums.zero(self.world.device)
         sends: Pending = []
         for micro_batch in range(num_micro_batches):
             inputs = (ids(micro_batch),) if self.is_first else self._receive(self.arriving, self.previous)
-            out = self.stage(*inputs, targets=targets(micro_batch)) if self.is_last else self.stage(*inputs)
-            if self.is_last:
-                total += out[0]
+            wanted = targets(micro_batch) if self.is_last else None
+            out = self.stage(*inputs) if wanted is None else self.stage(*inputs, targets=wanted)
+            if wanted is not None:
+                sums.add(out[0], wanted)
             sends += self._send_forward(out)
         _wait(sends)
-        return total
+        return sums
 
     def _forward(self, inputs: tuple[Tensor, ...], targets: Tensor | None) -> tuple[Tensor, ...]:
         for x in inputs:

@@ -213,9 +213,8 @@ def _at(values: Floats, layer: int, full_ndim: int) -> Floats:
 
 
 def _or_zero(values: Floats | None, problem: StageProblem, used: bool) -> Floats:
-    if values is None or not used:
-        return np.zeros(problem.forward_s.shape[1])
-    return np.array(values, np.float64)
+    zeros = np.zeros(problem.forward_s.shape[1])
+    return zeros if values is None or not used else zeros + values
 
 
 def _sum_of_largest(values: Floats) -> float:
@@ -251,6 +250,6 @@ def _with_classes(exact: Exact) -> Exact:
     for layer in range(exact.source.num_layers):
         rows = (exact.forward, exact.backward, exact.step, exact.transient, *exact.memory)
         key = tuple(row[layer].tobytes() for row in rows)
-        key += (exact.switch[:, layer].tobytes(), exact.border[:, layer].tobytes(), b'')
+        key += (exact.switch[:, layer].tobytes(), exact.border[:, layer].tobytes(), str(layer == 0).encode())
         classes.append(seen.setdefault(key, len(seen)))
     return replace(exact, layer_class=tuple(classes))

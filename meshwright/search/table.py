@@ -64,7 +64,7 @@ def build_problem(setting: Setting, candidates: tuple[Strategy, ...]) -> StagePr
     layout = np.array([distinct.index(one) for one in layouts], np.intp)
     switch_s, border = _layout_costs(setting, distinct)
     num_stages, micro_batches = setting.num_stages, setting.num_micro_batches
-    everywhere = report_sync_s(setting.cluster.num_devices, setting.stage_devices, setting.cluster)
+    everywhere = report_sync_s(setting.cluster)
     return StageProblem(
         forward_s=forward_s,
         backward_s=backward_s,

@@ -18,6 +18,15 @@ from meshwright.spec.strategy import Strategy
 from meshwright.spec.terms import MicroBatchSeconds, StateBytes, StepSeconds, TransientBytes
 
 
+def needs_copy(strategy: Strategy, job: JobSpec) -> bool:
+    """Return whether a layer's parameters exist twice: as master weights, and gathered in the compute dtype.
+
+    Not so for a layer that no other rank shares (dp 1) and that computes in the master dtype: it is
+    an ordinary module.
+    """
+    return strategy.dp > 1 or job.param_dtype != job.master_dtype
+
+
 class LayerRun(Spec):
     """`num_layers` consecutive layers of a stage that share one strategy."""
 

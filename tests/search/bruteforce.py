@@ -118,6 +118,8 @@ def random_problem(seed: int) -> StageProblem:
 
     def border() -> np.ndarray:
         table = rng.integers(0, high // 2 + 1, (num_layers, 3)) * int(rng.integers(0, 2))
+        if rng.random() < 0.5:  # embedding, blocks and head each hand on something else
+            table = table[[0, *[1] * blocks, 2]]
         return table[:, layout].astype(float) if rng.random() < 0.3 else table[0, layout].astype(float)
 
     forward = rows(base=float(rng.choice([0.0, 2.0])))
