@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-TIMEOUT_S = 240
+TIMEOUT_S = 150
 
 
 def run_ranks(num_ranks: int, *arguments: str, timeout_s: float = TIMEOUT_S) -> subprocess.CompletedProcess[str]:

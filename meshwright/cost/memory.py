@@ -2,7 +2,8 @@
 
 States per parameter, as the runtime holds them (p and r bytes of the compute and reduce dtypes, d
 shards): fp32 master 4/d, gradient 4/d, two Adam states 8/d; ZeRO-0 and ZeRO-2 keep the gathered
-parameters in the compute dtype, p, from the first forward to the last backward of a step.
+parameters in the compute dtype, p, from the first forward to the last backward of a step. A layer
+that stands alone (dp 1) and computes in fp32 has no such copy.
 
 Saved activations are counted tensor by tensor for two kernel sets. `cuda_fused`: norms save their
 input and one or two statistics a row. `cpu_stock`: RMSNorm is decomposed and saves its input and
@@ -20,6 +21,7 @@ from meshwright.spec.cluster import Kernels
 from meshwright.spec.job import JobSpec
 from meshwright.spec.model import BlockLayer, EmbeddingLayer, HeadLayer, LayerSpec, Norm
 from meshwright.spec.parameters import ParameterSpec
+from meshwright.spec.plan import needs_copy
 from meshwright.spec.strategy import Strategy
 from meshwright.spec.terms import StateBytes, TransientBytes
 
@@ -36,7 +38,7 @@ def state_bytes(
     shards = strategy.dp_shard
     own = padded_elements(parameters, strategy.tp, shards)
     exact = sum(shard_elements(p, strategy.tp, shards, shard_index) for p in parameters)
-    keeps_copy = strategy.zero_stage < _ZERO_3
+    keeps_copy = strategy.zero_stage < _ZERO_3 and needs_copy(strategy, job)
     return StateBytes(
         master_bytes=_FP32 * own,
         copy_bytes=own * shards * dtype_bytes(job.param_dtype) if keeps_copy else 0,
@@ -72,7 +74,7 @@ def transient_bytes(
         # ZeRO-3 holds this layer's parameters and the flat buffer they or the next layer's arrive in.
         gather_bytes=2 * local * param if strategy.zero_stage == _ZERO_3 else 0,
         # The new gradient (accumulated elsewhere under ZeRO-0) and the flat copy that is reduced.
-        reduce_bytes=local * ((param if strategy.dp_shard > 1 else 0) + reduce),
+        reduce_bytes=local * ((param if strategy.dp_shard > 1 else 0) + reduce) if needs_copy(strategy, job) else 0,
         recompute_bytes=tokens * _saved_bytes(layer, strategy.tp, job, kernels) if recomputes else 0,
         working_bytes=tokens * _working_bytes(layer, strategy.tp, job),
     )

@@ -62,7 +62,7 @@ def set_prefetch(units: list[FSDPModule]) -> None:
     Left to itself `fully_shard` prefetches by the order of past forward passes, which under 1F1B
     belong to other micro-batches: it would gather parameters that nobody is about to use.
     """
-    for unit, following in zip(units, [*units[1:], units[-1]], strict=True):
+    for unit, following in zip(units, [*units[1:], *units[-1:]], strict=True):
         unit.set_modules_to_backward_prefetch([following])
 
 

@@ -72,7 +72,8 @@ def own_slice(full: Tensor, parameter: ParameterSpec, mesh: MeshShape, local_ran
 
 def local_data(parameter: Tensor) -> Tensor:
     """Return the tensor behind a parameter on this rank."""
-    return parameter.to_local() if isinstance(parameter, DTensor) else parameter.detach()
+    parameter = parameter.detach()
+    return parameter.to_local() if isinstance(parameter, DTensor) else parameter
 
 
 def _draw(layer: LayerSpec, parameter: ParameterSpec, name: str, seed: int, num_blocks: int) -> Tensor:

@@ -6,15 +6,21 @@ from math import cos, pi
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from meshwright.spec.job import AdamW
 
 
 def make_optimizer(parameters: list[nn.Parameter], settings: AdamW) -> torch.optim.AdamW:
     """Return fused AdamW with its states allocated. Matrices decay, norms and biases do not."""
+    # One fused call takes DTensors or ordinary tensors, never both.
     groups = [
-        {"params": [p for p in parameters if p.ndim > 1], "weight_decay": settings.weight_decay},
-        {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0},
+        {
+            "params": [p for p in parameters if (p.ndim > 1) == decays and isinstance(p, DTensor) == is_dtensor],
+            "weight_decay": settings.weight_decay if decays else 0.0,
+        }
+        for decays in (True, False)
+        for is_dtensor in (True, False)
     ]
     optimizer = torch.optim.AdamW(
         [group for group in groups if group["params"]],

@@ -36,8 +36,7 @@ from meshwright.runtime.split import fsdp_unit, recompute, shard_data_parallel, 
 from meshwright.runtime.stage import Stage
 from meshwright.spec.mesh import MeshShape
 from meshwright.spec.parameters import layer_parameters
-from meshwright.spec.plan import Plan
-from meshwright.spec.strategy import Strategy
+from meshwright.spec.plan import Plan, needs_copy
 
 Batch = Callable[[int, int], tuple[Tensor, Tensor]]
 """(first, count) -> ids and targets [count, seq] of these samples of the global batch."""
@@ -76,10 +75,13 @@ def parallelize(model: Transformer, plan: Plan, *, seed: int = 0, device: torch.
             recompute(layer)
     if tied_here:
         tie(layers[0], layers[len(layers) - 1])
-    for unit in plan.sharded_units(world.stage):
-        shard_data_parallel([layers[index] for index in unit], plan.strategies[unit[0]], world, plan.job)
     stage = Stage(layers, world)
-    _make_root(stage, plan.strategies[min(layers)], world)
+    units = [unit for unit in plan.sharded_units(world.stage) if needs_copy(plan.strategies[unit[0]], plan.job)]
+    for unit in units:
+        shard_data_parallel([layers[index] for index in unit], plan.strategies[unit[0]], world, plan.job)
+    if units:
+        # The root holds no parameters; it lets the units share streams and end a backward pass together.
+        shard_data_parallel([stage], plan.strategies[units[0][0]], world, plan.job, leave_alone=_plain(stage))
     stage.to_empty(device=device)
     if tied_here:
         tie(layers[0], layers[len(layers) - 1])  # again: to_empty makes new parameters, one for each name
@@ -121,6 +123,7 @@ class Engine:
         self._units = [
             (fsdp_unit(stage.layers[str(unit[0])]), self.plan.strategies[unit[0]])
             for unit in self.plan.sharded_units(world.stage)
+            if needs_copy(self.plan.strategies[unit[0]], self.plan.job)
         ]
         set_prefetch(self._units_backward())
         self._ids_mesh, self._targets_mesh = MeshShape.of(first), MeshShape.of(last)
@@ -166,8 +169,8 @@ class Engine:
     def _units_backward(self) -> list[FSDPModule]:
         """Return the sharded units in the order in which a backward pass first needs them."""
         units = [unit for unit, _ in self._units]
-        has_tied_unit = len(units) < len(self.stage.layers)  # embedding and head: needed first, let go last
-        return [units[0], *reversed(units[1:])] if has_tied_unit else units[::-1]
+        has_tied_unit = len(self.plan.sharded_units(self.world.stage)[0]) > 1  # needed first, let go last
+        return [*units[:1], *reversed(units[1:])] if has_tied_unit else units[::-1]
 
     def _before_backward(self, micro_batch: int) -> None:
         is_last = micro_batch == self.plan.num_micro_batches - 1
@@ -200,9 +203,10 @@ class Engine:
         return norm, loss, num_tokens
 
 
-def _make_root(stage: Stage, strategy: Strategy, world: World) -> None:
-    """Make the stage the root of its sharded layers: it holds no parameters, but orders their prefetching."""
-    shard_data_parallel([stage], strategy, world, world.plan.job)
+def _plain(stage: Stage) -> set[nn.Parameter]:
+    """Return the parameters of layers that stand alone, which no unit holds."""
+    layers = (layer for layer in stage.layers.values() if not isinstance(layer, FSDPModule))
+    return {parameter for layer in layers for parameter in layer.parameters()}
 
 
 def _full_values(model: Transformer, plan: Plan, seed: int) -> FullParameter:

@@ -52,10 +52,17 @@ def recompute(layer: nn.Module) -> None:
     layer.forward = partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False)
 
 
-def shard_data_parallel(modules: list[nn.Module], strategy: Strategy, world: World, job: JobSpec) -> None:
+def shard_data_parallel(
+    modules: list[nn.Module],
+    strategy: Strategy,
+    world: World,
+    job: JobSpec,
+    *,
+    leave_alone: set[nn.Parameter] | None = None,
+) -> None:
     """Let `fully_shard` hold the parameters of `modules` as one unit, replicated or sharded as the strategy says.
 
-    The fp32 shards are the master weights; forward and backward see them in `param_dtype`.
+    Parameters to `leave_alone` stay ordinary. The fp32 shards are the master weights; forward and backward see them in `param_dtype`.
     """
     policy = MixedPrecisionPolicy(
         param_dtype=TORCH_DTYPES[job.param_dtype],
@@ -67,6 +74,7 @@ def shard_data_parallel(modules: list[nn.Module], strategy: Strategy, world: Wor
         mesh=data_parallel_mesh(strategy, world),
         mp_policy=policy,
         reshard_after_forward=strategy.zero_stage == ZERO_3,
+        ignored_params=leave_alone,
     )
     unit = modules[0]
     assert isinstance(unit, FSDPModule)  # noqa: S101 fully_shard makes it one

@@ -7,12 +7,12 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from meshwright.models.decoder import rotary_table
 from meshwright.runtime.initialize import local_data
 from meshwright.runtime.parallelize import Batch, Engine
-from meshwright.runtime.split import fsdp_unit
 
 
 def storage_bytes(tensors: Iterable[Tensor]) -> int:
@@ -75,7 +75,7 @@ def _parameter_storages(engine: Engine) -> set[int]:
     """Return the storages of parameters (sharded and gathered) and of the cached rotation tables."""
     found = {local_data(p).untyped_storage().data_ptr() for p in engine.parameters()}
     for layer in engine.stage.layers.values():
-        group = fsdp_unit(layer)._get_fsdp_state()._fsdp_param_group
+        group = layer._get_fsdp_state()._fsdp_param_group if isinstance(layer, FSDPModule) else None
         for parameter in group.fsdp_params if group is not None else ():
             found.update(x.untyped_storage().data_ptr() for x in parameter.all_gather_outputs)
     for block in engine.plan.model.layers:

@@ -29,7 +29,7 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> ByName:
     def of_world(num_ranks: int) -> dict[str, Records]:
         path = folder / f"{num_ranks}.json"
         result = run_ranks(num_ranks, "tests.parity.worker", str(path))
-        assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-6000:]
+        assert result.returncode == 0, result.stdout[-3000:] + result.stderr[:6000]
         return json.loads(path.read_text())
 
     def by_name(name: str) -> Records:

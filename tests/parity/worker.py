@@ -6,6 +6,7 @@ usage: torchrun -m tests.parity.worker RESULTS.json [name ...]. Rank 0 writes on
 from __future__ import annotations
 
 import json
+import os
 import sys
 import traceback
 from collections import Counter
@@ -169,4 +170,5 @@ if __name__ == "__main__":
         main(sys.argv[1], sys.argv[2:])
     except BaseException:
         traceback.print_exc()
-        raise
+        sys.stderr.flush()
+        os._exit(1)  # at once: an orderly exit may wait for ranks that wait for this one
