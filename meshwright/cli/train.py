@@ -18,6 +18,7 @@ def train(
     data: Annotated[list[str], typer.Option(help="Text files, folders, .jsonl files, or stdlib.")] = ["stdlib"],  # noqa: B006 typer copies it
     tokenizer: Annotated[str, typer.Option(help="bytes, or a tokenizer.json.")] = "bytes",
     steps: Annotated[int, typer.Option(min=1, help="Optimizer steps in all, resumed ones included.")] = 100,
+    stop_at: Annotated[int | None, typer.Option(min=1, help="Stop (and save) at this step already.")] = None,
     run_dir: Annotated[Path, typer.Option(help="Where plan, metrics, events and checkpoints go.")] = Path("runs/train"),
     local: Annotated[int | None, typer.Option(min=1, help="Start this many ranks on this machine.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of weights and of the order of the data.")] = 0,
@@ -42,6 +43,7 @@ def train(
         data=tuple(data),
         run_dir=str(run_dir),
         num_steps=steps,
+        stop_at=stop_at,
         tokenizer=tokenizer,
         cache_dir=str(cache_dir),
         seed=seed,
@@ -75,6 +77,7 @@ def _arguments(plan: Path, options: object) -> list[str]:
     values = {
         "--tokenizer": options.tokenizer,
         "--steps": options.num_steps,
+        "--stop-at": options.stop_at,
         "--run-dir": options.run_dir,
         "--seed": options.seed,
         "--held-out": options.held_out_fraction,

@@ -133,16 +133,17 @@ def comparison_table(rows: Iterable[tuple[str, Plan | None, str]]) -> Table:
 
 
 def why_it_loses(other: Plan, best: Plan) -> str:
-    """Return the term of time that costs `other` most against `best`, both predicted."""
+    """Return how much slower `other` is a sample than `best`, and the term of time that costs it most."""
     if other.predicted is None or best.predicted is None:
         return ""
-    slower = other.predicted.step_s / best.predicted.step_s - 1
+    slower = best.predicted.samples_per_s / other.predicted.samples_per_s - 1
     if slower <= 0:
-        return f"{show_percent(slower)} step time"
+        return f"{show_percent(slower)} time a sample"
+    batches = best.global_batch_size / other.global_batch_size  # terms are compared for equal numbers of samples
     worst_name, worst_s = max(
-        ((name, _share(other, name) - _share(best, name)) for name in _SHARES), key=lambda item: item[1]
+        ((name, batches * _share(other, name) - _share(best, name)) for name in _SHARES), key=lambda item: item[1]
     )
-    return f"{show_percent(slower)} step time, mostly {worst_name} ({show_seconds(worst_s)} a step more)"
+    return f"{show_percent(slower)} time a sample, mostly {worst_name} ({show_seconds(worst_s)} a step more)"
 
 
 _SHARES = ("compute", "recomputation", "tensor-parallel communication", "ZeRO communication", "re-layouts",

@@ -32,7 +32,8 @@ class TrainOptions(Spec):
 
     `data` are text files, folders, `.jsonl` files or "stdlib"; `tokenizer` is "bytes" or a
     tokenizer.json. The run's plan, metrics, TensorBoard events and checkpoints lie in `run_dir`.
-    `eval_every`, `save_every` 0: only at the end. `resume` names a checkpoint or a run folder.
+    `num_steps` is what the learning rate is planned for; a run may `stop_at` an earlier step and be
+    resumed. `eval_every`, `save_every` 0: only at the end. `resume` names a checkpoint or a run folder.
     """
 
     data: tuple[str, ...]
@@ -45,7 +46,7 @@ class TrainOptions(Spec):
     eval_every: NonNegativeInt = 0
     eval_samples: NonNegativeInt = 64
     save_every: NonNegativeInt = 0
-    save_at_end: bool = True
+    stop_at: PositiveInt | None = None
     log_every: PositiveInt = 1
     resume: str | None = None
     timeout_s: PositiveInt = 600
@@ -98,21 +99,21 @@ class _Run:
                 unigram_entropy=self.unigram_entropy,
                 resumed_from=options.resume,
             )
-        while self.step < options.num_steps:
+        last_step = min(options.num_steps, options.stop_at or options.num_steps)
+        while self.step < last_step:
             started = time.perf_counter()
             rate = learning_rate(self.plan.job.optimizer, self.step, options.num_steps)
             report = self._train_step(rate)
             self.step += 1
             self.num_samples += self.plan.global_batch_size
-            if self.step % options.log_every == 0 or self.step == options.num_steps:
+            if self.step % options.log_every == 0 or self.step == last_step:
                 self._log_step(report, rate, time.perf_counter() - started)
-            if options.eval_every and self.step % options.eval_every == 0 and self.step < options.num_steps:
+            if options.eval_every and self.step % options.eval_every == 0 and self.step < last_step:
                 self._evaluate()
-            if options.save_every and self.step % options.save_every == 0 and self.step < options.num_steps:
+            if options.save_every and self.step % options.save_every == 0 and self.step < last_step:
                 self._save()
         self._evaluate()
-        if options.save_at_end:
-            self._save()
+        self._save()
         if self.metrics is not None:
             self.metrics.close()
 

@@ -12,6 +12,7 @@ since some stage i has sum_{j<i} C_j + m C_i at least that large (the split in w
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from meshwright.cost.predict import predict
 from meshwright.errors import UserError
 from meshwright.files import sha256
 from meshwright.search.problem import StageChoice, StageProblem, price, stage_bytes
+from meshwright.search.shortfall import Shortfall, shortfall
 from meshwright.search.space import (
     Space,
     divisors,
@@ -29,7 +31,7 @@ from meshwright.search.space import (
     stage_counts,
     strategies,
 )
-from meshwright.search.stages import solve
+from meshwright.search.stages import solve_below
 from meshwright.search.table import Setting, build_problem
 from meshwright.spec.cluster import ClusterSpec
 from meshwright.spec.job import BatchRange, Budget, JobSpec
@@ -37,10 +39,15 @@ from meshwright.spec.model import ModelSpec
 from meshwright.spec.plan import Plan, Proof, StagePlan
 from meshwright.spec.schedule import ScheduleName
 from meshwright.spec.strategy import Strategy
+from meshwright.units import show_bytes
+
+Progress = Callable[[str], None]
 
 DEFAULT_TIME_LIMIT_S = 20.0
 _NUM_RUNNERS_UP = 5
 _LARGEST_AUTO_BATCH = 1 << 16
+_LEAST_TIME_S = 0.05
+_ROUNDING = 1e-9  # sums of the same seconds in another order
 _AUTO_GAIN = 0.01  # "auto" stops when doubling the batch gains less throughput than this
 
 
@@ -91,7 +98,7 @@ class Infeasible:
     tried: tuple[Tried, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Task:
     setting: Setting
     candidates: tuple[Strategy, ...]
@@ -101,6 +108,9 @@ class _Task:
     @property
     def batch(self) -> int:
         return self.setting.num_micro_batches * self.setting.micro_batch_samples
+
+    def describe(self) -> str:
+        return f"{self.setting.num_stages} stages, {self.setting.num_micro_batches} micro-batches, batch {self.batch}"
 
     @property
     def order(self) -> tuple[float, int, int, int]:
@@ -113,12 +123,16 @@ class _Solved:
     choice: StageChoice
 
     @property
+    def per_sample_s(self) -> float:
+        return self.choice.objective_s / self.task.batch
+
+    @property
     def score(self) -> tuple[float, int, int, int]:
         setting = self.task.setting
-        return self.choice.objective_s / self.task.batch, self.task.batch, setting.num_stages, setting.num_micro_batches
+        return self.per_sample_s, self.task.batch, setting.num_stages, setting.num_micro_batches
 
 
-def search(request: Request, progress: Callable[[str], None] | None = None) -> Found | Infeasible:
+def search(request: Request, progress: Progress | None = None) -> Found | Infeasible:
     """Return the best plan of `request.space`, or why there is none."""
     started = time.perf_counter()
     _check(request)
@@ -160,7 +174,7 @@ def _batch_sizes(wanted: int | BatchRange) -> tuple[int, ...]:
     return tuple(sorted(sizes))
 
 
-def _search_auto(request: Request, progress: Callable[[str], None] | None) -> Found | Infeasible:
+def _search_auto(request: Request, progress: Progress | None) -> Found | Infeasible:
     """Double the batch until nothing fits or throughput stops growing; return the best of all sizes."""
     best: Found | None = None
     last: Infeasible | None = None
@@ -193,51 +207,71 @@ def _throughput(plan: Plan) -> float:
     return plan.predicted.samples_per_s
 
 
-def _sweep(
-    request: Request, batches: tuple[int, ...], progress: Callable[[str], None] | None
-) -> Found | Infeasible:
+def _sweep(request: Request, batches: tuple[int, ...], progress: Progress | None) -> Found | Infeasible:
     deadline = time.perf_counter() + request.time_limit_s
     tasks = sorted(_tasks(request, batches), key=lambda task: task.order)
     if not tasks:
         return Infeasible(reason=_why_no_task(request, batches), nearest=None, shortfall_bytes=(), tried=())
-    solved: list[_Solved] = []
+    # The best uniform plan is the first to beat; so no uniform plan is ever better than the answer.
+    plans = [_Solved(task=task, choice=choice) for task in tasks if (choice := _best_uniform(request, task))]
+    best = min(plans, key=lambda plan: plan.score, default=None)
+    lower_per_sample = math.inf
     tried: list[Tried] = []
-    best_per_sample = lower_per_sample = np.inf
     for number, task in enumerate(tasks):
-        if task.bound_s / task.batch >= best_per_sample:
-            tried.append(_tried(task, None, "cannot beat the best plan"))
+        beat_s = math.inf if best is None else best.per_sample_s * task.batch
+        if task.bound_s >= beat_s or request.space.uniform:
+            tried.append(_tried(task, plans, "cannot beat the best plan"))
             continue
         if progress is not None:
-            progress(f"{number + 1}/{len(tasks)}: {task.setting.num_stages} stages, "
-                     f"{task.setting.num_micro_batches} micro-batches, batch {task.batch}")
-        choice = _solve_task(request, task, max(0.05, deadline - time.perf_counter()))
-        if choice is None:
-            tried.append(_tried(task, None, "does not fit in memory"))
-            continue
-        solved.append(_Solved(task=task, choice=choice))
-        tried.append(_tried(task, choice.objective_s, "solved"))
-        best_per_sample = min(best_per_sample, choice.objective_s / task.batch)
-        lower_per_sample = min(lower_per_sample, choice.lower_bound_s / task.batch)
-    if not solved:
+            progress(f"{number + 1}/{len(tasks)}: {task.describe()}")
+        choice, bound_s = _solve_task(request, task, best, max(_LEAST_TIME_S, deadline - time.perf_counter()))
+        lower_per_sample = min(lower_per_sample, bound_s / task.batch)
+        if choice is not None:
+            plans.append(_Solved(task=task, choice=choice))
+            best = min((plan for plan in (best, plans[-1]) if plan is not None), key=lambda plan: plan.score)
+        tried.append(_tried(task, plans, _outcome(choice, bound_s)))
+    if best is None:
         return _infeasible(request, tasks, tuple(tried))
-    ranked = sorted(solved, key=lambda s: s.score)
-    best, *others = ranked
     lower_s = min(best.choice.objective_s, lower_per_sample * best.task.batch)
     return Found(
         plan=_plan(request, best, lower_s),
-        runners_up=tuple(_plan(request, other, None) for other in others[:_NUM_RUNNERS_UP]),
+        runners_up=tuple(_plan(request, other, None) for other in _runners_up(request, plans, best)),
         tried=tuple(tried),
         search_s=0.0,
     )
 
 
-def _tried(task: _Task, step_s: float | None, outcome: str) -> Tried:
+def _outcome(choice: StageChoice | None, bound_s: float) -> str:
+    if choice is not None:
+        return "solved"
+    return "does not fit in memory" if math.isinf(bound_s) else "has no plan that beats the best"
+
+
+def _runners_up(request: Request, plans: list[_Solved], best: _Solved) -> list[_Solved]:
+    """Return a good plan for each of the most promising other settings, best first."""
+    others: dict[_Task, _Solved] = {}
+    for plan in sorted(plans, key=lambda plan: plan.score):
+        if plan.task is not best.task:
+            others.setdefault(plan.task, plan)
+    found = list(others.values())[:_NUM_RUNNERS_UP]
+    if not request.space.uniform:
+        # A moment's search each: they are shown for comparison and not claimed to be the best of their kind.
+        better = [_solve_task(request, plan.task, None, 0.0)[0] for plan in found]
+        found = [
+            _Solved(task=plan.task, choice=choice) if choice and choice.objective_s < plan.choice.objective_s else plan
+            for plan, choice in zip(found, better, strict=True)
+        ]
+    return sorted(found, key=lambda plan: plan.score)
+
+
+def _tried(task: _Task, plans: list[_Solved], outcome: str) -> Tried:
+    times = [plan.choice.objective_s for plan in plans if plan.task is task]
     return Tried(
         global_batch_size=task.batch,
         num_stages=task.setting.num_stages,
         num_micro_batches=task.setting.num_micro_batches,
         bound_s=task.bound_s,
-        step_s=step_s,
+        step_s=min(times, default=None),
         outcome=outcome,
     )
 
@@ -281,25 +315,23 @@ def _quick_bound_s(problem: StageProblem) -> float:
     return least / (1.0 - (1.0 - 1.0 / micro_batches) ** stages) + once_s
 
 
-def _solve_task(request: Request, task: _Task, time_limit_s: float) -> StageChoice | None:
-    if request.space.uniform:
-        return _best_uniform(request, task)
-    partitions = None
-    if request.space.even_stages:
-        even = even_boundaries(len(request.model.layers), task.setting.num_stages)
-        if even is None:
-            return None
-        partitions = (even,)
-    choice = solve(task.problem, time_limit_s=time_limit_s, partitions=partitions)
-    # The solver may stop at its time limit; no uniform plan is to be better than what is returned.
-    uniform = _best_uniform(request, task)
-    if choice is not None and uniform is not None and uniform.objective_s < choice.objective_s:
-        return StageChoice(**{**_fields(uniform), "lower_bound_s": min(choice.lower_bound_s, uniform.objective_s)})
-    return choice
+def _solve_task(
+    request: Request, task: _Task, best: _Solved | None, time_limit_s: float
+) -> tuple[StageChoice | None, float]:
+    """Return the task's best plan if it is faster than `best`, and a bound on all its plans."""
+    partitions = _partitions(request, task)
+    if partitions == ():
+        return None, math.inf
+    beat_s = None if best is None else best.per_sample_s * task.batch
+    return solve_below(task.problem, beat_s=beat_s, time_limit_s=time_limit_s, partitions=partitions)
 
 
-def _fields(choice: StageChoice) -> dict[str, object]:
-    return {name: getattr(choice, name) for name in StageChoice.__dataclass_fields__}
+def _partitions(request: Request, task: _Task) -> tuple[tuple[int, ...], ...] | None:
+    """Return the boundaries that the space allows: None for any."""
+    if not request.space.even_stages:
+        return None
+    even = even_boundaries(len(request.model.layers), task.setting.num_stages)
+    return () if even is None else (even,)
 
 
 def _best_uniform(request: Request, task: _Task) -> StageChoice | None:
@@ -311,15 +343,14 @@ def _best_uniform(request: Request, task: _Task) -> StageChoice | None:
     for column, strategy in enumerate(task.candidates):
         plain = task.candidates.index(strategy.model_copy(update={"recompute": "none"}))
         chosen = (plain, *[column] * request.model.num_blocks, plain)
-        times = task.problem.forward_s[np.arange(len(chosen)), list(chosen)]
-        if not np.isfinite(times).all():
+        if not np.isfinite(task.problem.forward_s[np.arange(len(chosen)), list(chosen)]).all():
             continue
         if max(stage_bytes(task.problem, bounds, chosen)) > request.budget.usable_bytes:
             continue
         choice = price(task.problem, bounds, chosen)
         if best is None or choice.objective_s < best.objective_s:
             best = choice
-    return None if best is None else StageChoice(**{**_fields(best), "lower_bound_s": best.objective_s})  # type: ignore[arg-type]
+    return best
 
 
 def _plan(request: Request, solved: _Solved, lower_bound_s: float | None) -> Plan:
@@ -341,14 +372,36 @@ def _plan(request: Request, solved: _Solved, lower_bound_s: float | None) -> Pla
     predicted = predict(plan)
     proof = None
     if lower_bound_s is not None:
-        gap = max(0.0, 1.0 - lower_bound_s / predicted.step_s)
+        gap = 1.0 - lower_bound_s / predicted.step_s
+        if gap < _ROUNDING:
+            gap, lower_bound_s = 0.0, predicted.step_s
         proof = Proof(space=request.space.name, lower_bound_s=lower_bound_s, gap=gap)
     return plan.model_copy(update={"predicted": predicted, "proof": proof})
 
 
 def _infeasible(request: Request, tasks: list[_Task], tried: tuple[Tried, ...]) -> Infeasible:
-    """Return the plan that exceeds the budget by least, over all settings."""
-    raise NotImplementedError
+    """Return the plan whose most overfull stage is least over the budget, of all settings."""
+    nearest: tuple[float, _Task, Shortfall] | None = None
+    for task in tasks:
+        short = shortfall(task.problem, partitions=_partitions(request, task))
+        if short is not None and (nearest is None or max(short.over_bytes) < nearest[0]):
+            nearest = (max(short.over_bytes), task, short)
+    budget_bytes = request.budget.usable_bytes
+    if nearest is None:
+        return Infeasible(reason=_why_no_task(request, ()), nearest=None, shortfall_bytes=(), tried=tried)
+    _, task, short = nearest
+    plan = _plan(request, _Solved(task=task, choice=price(task.problem, short.boundaries, short.strategies)), None)
+    over = tuple(max(0, math.ceil(over)) for over in short.over_bytes)
+    worst = short.worst_stage
+    return Infeasible(
+        reason=(
+            f"the smallest plan needs {show_bytes(short.stage_bytes[worst])} on each device of stage {worst}, "
+            f"{show_bytes(over[worst])} more than the {show_bytes(budget_bytes)} there are"
+        ),
+        nearest=plan,
+        shortfall_bytes=over,
+        tried=tried,
+    )
 
 
 def _why_no_task(request: Request, batches: tuple[int, ...]) -> str:

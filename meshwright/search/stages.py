@@ -15,6 +15,7 @@ of theirs. The largest integer in hand is far below 2**63 (problem.py scales), s
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -48,7 +49,12 @@ class _Best:
     """The incumbent; `time` is an integer."""
 
     time: int = FAR
-    plan: Plan | None = None
+    plan: Plan | None = None  # None while `time` is only what is to be beaten
+
+    @property
+    def is_known(self) -> bool:
+        """Return whether there is a time to beat."""
+        return self.time < FAR
 
 
 def solve(
@@ -59,21 +65,38 @@ def solve(
     `partitions` restricts the boundaries (each P + 1 rising layer numbers, 0 first, L last). At least one plan is
     returned when one fits, however small the time limit.
     """
+    return solve_below(problem, beat_s=None, time_limit_s=time_limit_s, partitions=partitions)[0]
+
+
+def solve_below(
+    problem: StageProblem,
+    *,
+    beat_s: float | None,
+    time_limit_s: float = 2.0,
+    partitions: tuple[tuple[int, ...], ...] | None = None,
+) -> tuple[StageChoice | None, float]:
+    """Return the best plan found that is faster than `beat_s` (None: any), and a bound for all plans.
+
+    Much faster than `solve` when there is no such plan: then (None, bound), the bound being `beat_s`
+    unless the time limit came first, or infinite when nothing fits at all.
+    """
     deadline = time.perf_counter() + time_limit_s
-    exact = to_exact(problem)
     if problem.num_stages > problem.num_layers:
-        return None
-    best = _Best()
+        return None, math.inf
+    exact = to_exact(problem)
+    base = exact.source.num_layers if problem.num_stages == 1 else 1  # one stage counts changes in the lowest digit
+    limit = FAR if beat_s is None else base * math.floor(beat_s * exact.time_scale)
+    best = _Best(time=limit)
     if problem.num_stages == 1:
         lower = _solve_one_stage(exact, best)
     else:
         lower = _solve_many_stages(exact, partitions, deadline, best)
     if best.plan is None:
-        return None
+        return None, math.inf if lower >= FAR else lower / base / exact.time_scale
     choice = price(problem, *best.plan)
     proved = lower >= best.time
-    bound = choice.objective_s if proved else min(choice.objective_s, lower / exact.time_scale)
-    return replace(choice, lower_bound_s=bound)
+    bound = choice.objective_s if proved else min(choice.objective_s, lower / base / exact.time_scale)
+    return replace(choice, lower_bound_s=bound), bound
 
 
 def _pipe(problem: StageProblem) -> Pipe:
@@ -151,13 +174,12 @@ def _solve_one_stage(exact: Exact, best: _Best) -> int:
             changes_base=base,
             budget=exact.budget[0] + saving,
         )
-        limit = FAR if best.plan is None else best.time
-        plan = solve_intervals(layers, np.where(here, exact.transient, FAR), limit)
+        plan = solve_intervals(layers, np.where(here, exact.transient, FAR), best.time)
         if plan is None:
             continue
         found = plan_sums(layers, plan)[0]
         strategies = tuple(int(s) for s in plan)
-        if best.plan is None or (found, strategies) < (best.time, best.plan[1]):
+        if found < best.time or (best.plan is not None and (found, strategies) < (best.time, best.plan[1])):
             best.time, best.plan = found, ((0, base), strategies)
     return best.time
 
@@ -180,7 +202,7 @@ def _solve_many_stages(
         bounds = [_bottleneck(table, _cells(table, part)) for part in parts]
     lower = FAR
     for at in sorted(range(len(parts)), key=lambda at: (bounds[at], at)):
-        if bounds[at] < best.time and (best.plan is None or time.perf_counter() < deadline):
+        if bounds[at] < best.time and (not best.is_known or time.perf_counter() < deadline):
             bounds[at] = max(bounds[at], _solve_part(table, parts[at], deadline, best))
         lower = min(lower, bounds[at])
     return min(lower, best.time)
@@ -209,9 +231,9 @@ def _untied_first(
             continue
         ordered = sorted(ordered, key=lambda part: part.tied not in liked)
         for part in ordered:
-            if part.partition == cut and (best.plan is None or part.tied in liked):
+            if part.partition == cut and (not best.is_known or part.tied in liked):
                 _first_plan(table, part, _cells(table, part), best)
-        if best.plan is not None:
+        if best.is_known:
             relaxed[cut] = _solve_part(table, free, deadline, best)
     return ordered, relaxed
 
@@ -276,7 +298,7 @@ def _balanced(table: Table, cells: Cells) -> list[Cell] | None:
 def _solve_part(table: Table, part: _Part, deadline: float, best: _Best) -> int:
     """Close the gap between the least bound of a part and the incumbent; return the bound reached."""
     cells = _cells(table, part)
-    if best.plan is None:
+    if not best.is_known:
         cells = _first_plan(table, part, cells, best)
     value = 0
     while True:
@@ -296,7 +318,7 @@ def _solve_part(table: Table, part: _Part, deadline: float, best: _Best) -> int:
             if part.tied < 0 and table.exact.source.tied:  # ends left free: a bound, not a plan
                 return min(value, best.time)
             return _close(table, part, cells, value, deadline, best)
-        if best.plan is not None and time.perf_counter() > deadline:
+        if best.is_known and time.perf_counter() > deadline:
             return min(value, best.time)
         if not _refine(table, part, way, open_cells, best, deadline):
             return min(value, best.time)
@@ -426,10 +448,10 @@ def _try_cells(table: Table, part: _Part, cells: list[Cell], cuts: list[int], be
     if not _offer(table, part, plan, here):
         return
     for weights in ((0, 0), (table.pipe.num_micro_batches, 1)):
-        if best.plan is not None and (here.time > best.time * 1.05 or time.perf_counter() > deadline):
+        if best.is_known and (here.time > best.time * 1.05 or time.perf_counter() > deadline):
             break
         for stage in range(len(cells)):
-            if best.plan is not None and time.perf_counter() > deadline:
+            if best.is_known and time.perf_counter() > deadline:
                 break
             _improve(table, part, stage, weights, here)
     if here.time < best.time:
