@@ -96,7 +96,7 @@ def measure(options: argparse.Namespace) -> None:
     dist.init_process_group("gloo")
     ours, theirs = our_step(options.variant), hand_step(options.variant)
     times: dict[str, list[float]] = {"ours": [], "theirs": []}
-    for name, step in (("ours", ours), ("theirs", theirs)):
+    for step in (ours, theirs):
         timed(step, 3)
     for round_number in range(options.rounds):
         order = (("ours", ours), ("theirs", theirs))
@@ -292,7 +292,8 @@ def hand_pp(layers: list[nn.Module]) -> Step:
 
 
 def local(x: Tensor | None) -> Tensor:
-    assert x is not None
+    if x is None:
+        raise TypeError("a weight is missing")
     return x.to_local() if hasattr(x, "to_local") else x
 
 

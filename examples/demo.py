@@ -22,7 +22,7 @@ from meshwright.units import show_bytes, show_percent, show_seconds
 RUN = Path("runs/demo")
 NUM_RANKS = 4
 MODEL, CLUSTER = "demo-llama", f"{NUM_RANKS}xcpu"
-GLOBAL_BATCH, SEQ_LEN, NUM_STEPS = 16, 256, 120
+GLOBAL_BATCH, SEQ_LEN, NUM_STEPS = 8, 256, 80
 # The budget is this share of what the best plan without a budget needs (the same for every machine).
 BUDGET_SHARE = 0.55
 WARM_UP_STEPS = 10
@@ -35,7 +35,10 @@ def main() -> None:
     shutil.rmtree(RUN, ignore_errors=True)
 
     console.rule("1. measure: rates of this machine with all four ranks busy")
-    run_tool("profile", "--local", str(NUM_RANKS), "-o", str(RUN / "profile.json"))
+    run_tool(
+        "profile", "--local", str(NUM_RANKS), "-o", str(RUN / "profile.json"), "--model", MODEL,
+        "--global-batch", str(GLOBAL_BATCH), "--seq-len", str(SEQ_LEN), "--dtype", "fp32",
+    )  # fmt: skip
 
     console.rule("2. plan: without a budget, then with one")
     free = find_plan()
@@ -54,7 +57,11 @@ def main() -> None:
             [
                 ("chosen", best, f"fits in {show_bytes(budget_bytes)}"),
                 ("no budget", free, f"needs {show_bytes(need_bytes - budget_bytes)} more than there is"),
-                ("best uniform", uniform, "no single strategy fits" if uniform is None else why_it_loses(uniform, best)),
+                (
+                    "best uniform",
+                    uniform,
+                    "no single strategy fits" if uniform is None else why_it_loses(uniform, best),
+                ),
             ]
         )
     )
@@ -89,9 +96,12 @@ def find_plan(*, memory: int | None = None, space: str = "full", must_fit: bool 
     return None
 
 
+def prediction(plan: meshwright.Plan) -> meshwright.Prediction:
+    return plan.predicted or meshwright.predict(plan)
+
+
 def peak_bytes(plan: meshwright.Plan) -> int:
-    assert plan.predicted is not None
-    return plan.predicted.peak_bytes
+    return prediction(plan).peak_bytes
 
 
 def run_tool(*arguments: str) -> None:
@@ -103,9 +113,8 @@ def report(console: Console, plan: meshwright.Plan) -> None:
     steps = [record for record in records if record["kind"] == "step"]
     held_out = [record for record in records if record["kind"] == "held_out"][-1]
     entropy = [record for record in records if record["kind"] == "start"][-1]["unigram_entropy"]
-    assert plan.predicted is not None
     measured_s = median(record["step_s"] for record in steps[WARM_UP_STEPS:])
-    predicted_s = plan.predicted.step_s
+    predicted_s = prediction(plan).step_s
     console.print(
         f"step time: predicted {show_seconds(predicted_s)}, measured {show_seconds(measured_s)} "
         f"(median), error {show_percent(predicted_s / measured_s - 1)}"

@@ -105,6 +105,14 @@ def from_data(kind: type[T], data: Any, *, where: str) -> T:
         raise UserError(f"{where}: {_one_line(error)}") from None
 
 
+def make_spec(kind: type[T], **fields: Any) -> T:
+    """Return a `kind` with these fields, or raise UserError that names the first bad one."""
+    try:
+        return kind(**fields)
+    except ValidationError as error:
+        raise UserError(explain(error)) from None
+
+
 def canonical_json(value: BaseModel) -> str:
     """Return `value` as JSON text with sorted keys: equal values give equal text."""
     return json.dumps(value.model_dump(mode="json"), indent=2, sort_keys=True, allow_nan=False) + "\n"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.metadata
-import importlib.util
 import os
 import platform
 import subprocess
@@ -106,7 +105,11 @@ def _backends() -> Iterator[Finding]:
     has_cuda, num_gpus, has_nccl = result.stdout.split()[-3:]
     yield Finding(what="gloo", state="works (training on CPU ranks)", ok=True)
     if has_cuda == "True":
-        yield Finding(what="cuda", state=f"{num_gpus} GPUs, nccl {'built in' if has_nccl == 'True' else 'missing'}",
-                      ok=has_nccl == "True", remedy="" if has_nccl == "True" else "install a torch build with nccl")
+        yield Finding(
+            what="cuda",
+            state=f"{num_gpus} GPUs, nccl {'built in' if has_nccl == 'True' else 'missing'}",
+            ok=has_nccl == "True",
+            remedy="" if has_nccl == "True" else "install a torch build with nccl",
+        )
     else:
         yield Finding(what="cuda", state="no GPU found; plans for GPUs can be made but not run here", ok=True)

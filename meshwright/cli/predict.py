@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -93,7 +94,7 @@ def _uniform_plan(
         global_batch_size=job.batch_size,
         num_micro_batches=micro_batches,
         schedule=schedule,
-        stages=tuple(StagePlan.of(chosen[low:high]) for low, high in zip(bounds, bounds[1:], strict=False)),
+        stages=tuple(StagePlan.of(chosen[low:high]) for low, high in pairwise(bounds)),
     )
 
 
@@ -105,4 +106,3 @@ def _strategy(tp: int, dp: int, zero_stage: int, dp_shard: int | None) -> Strate
     shards = dp if dp_shard is None else dp_shard
     replicas = divide(dp, shards, "dp over dp-shard")
     return Strategy(tp=tp, dp_replicate=replicas, dp_shard=shards, zero_stage=zero_stage)  # type: ignore[arg-type]
-

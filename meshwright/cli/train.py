@@ -12,10 +12,12 @@ from meshwright.cli.need_torch import need_torch
 from meshwright.errors import UserError
 from meshwright.search.planner import load_plan
 
+_DEFAULT_DATA = ["stdlib"]  # typer copies it
+
 
 def train(
     plan: Annotated[Path, typer.Argument(help="A plan file.")],
-    data: Annotated[list[str], typer.Option(help="Text files, folders, .jsonl files, or stdlib.")] = ["stdlib"],  # noqa: B006 typer copies it
+    data: Annotated[list[str], typer.Option(help="Text files, folders, .jsonl files, or stdlib.")] = _DEFAULT_DATA,
     tokenizer: Annotated[str, typer.Option(help="bytes, or a tokenizer.json.")] = "bytes",
     steps: Annotated[int, typer.Option(min=1, help="Optimizer steps in all, resumed ones included.")] = 100,
     stop_at: Annotated[int | None, typer.Option(min=1, help="Stop (and save) at this step already.")] = None,
@@ -60,7 +62,9 @@ def train(
         return
     # What can be refused is refused here, once, before any rank starts.
     if local != loaded.num_devices:
-        raise UserError(f"local: the plan is for {loaded.num_devices} ranks, not {local}; use --local {loaded.num_devices}")
+        raise UserError(
+            f"local: the plan is for {loaded.num_devices} ranks, not {local}; use --local {loaded.num_devices}"
+        )
     refuse_what_cannot_run(loaded)
     prepare_data(loaded, options)
     raise typer.Exit(launch_local(local, _arguments(plan, options)))
@@ -93,5 +97,3 @@ def _arguments(plan: Path, options: object) -> list[str]:
         if value is not None:
             arguments += [name, str(value)]
     return arguments
-
-

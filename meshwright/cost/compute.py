@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from statistics import median
 
 from meshwright.spec.base import dtype_bytes
 from meshwright.spec.cluster import DeviceSpec
@@ -20,6 +21,7 @@ from meshwright.spec.flops import forward_flops
 from meshwright.spec.job import JobSpec
 from meshwright.spec.model import BlockLayer, EmbeddingLayer, HeadLayer, LayerSpec
 from meshwright.spec.parameters import ParameterSpec, layer_parameters
+from meshwright.spec.profile import LayerSample
 
 _HALF = 2  # bytes of the dtype that the per-token byte counts were made for
 _BACKWARD_ATTENTION = 2.5  # FLOPs of a flash backward pass over its forward pass (it recomputes the scores)
@@ -37,7 +39,61 @@ class ComputeSeconds:
 
 @lru_cache(maxsize=65536)
 def layer_compute(layer: LayerSpec, tp: int, samples_per_rank: int, job: JobSpec, device: DeviceSpec) -> ComputeSeconds:
-    """Return the compute seconds of `layer` split over `tp` ranks, for `samples_per_rank` samples."""
+    """Return the compute seconds of `layer` split over `tp` ranks, for `samples_per_rank` samples.
+
+    Measured samples of the layer decide where the device has them; what they say of other layers
+    scales the roofline.
+    """
+    measured = _interpolated(_samples(layer, tp, job, device), samples_per_rank)
+    if measured is not None:
+        return measured
+    modelled = _roofline(layer, tp, samples_per_rank, job, device)
+    forward, backward = _calibration(job, device)
+    return ComputeSeconds(forward_s=forward * modelled.forward_s, backward_s=backward * modelled.backward_s)
+
+
+def _samples(layer: LayerSpec, tp: int, job: JobSpec, device: DeviceSpec) -> list[LayerSample]:
+    """Return the samples of this layer, split and typed so, by number of samples."""
+    found = [
+        s
+        for s in device.layer_samples
+        if s.tp == tp and s.seq_len == job.seq_len and s.dtype == job.param_dtype and s.layer == layer
+    ]
+    return sorted(found, key=lambda s: s.samples_per_rank)
+
+
+def _interpolated(points: list[LayerSample], samples_per_rank: int) -> ComputeSeconds | None:
+    """Return seconds on the line through the two nearest points; with one point, in proportion to it."""
+    if not points:
+        return None
+    if len(points) == 1:
+        share = samples_per_rank / points[0].samples_per_rank
+        return ComputeSeconds(forward_s=share * points[0].forward_s, backward_s=share * points[0].backward_s)
+    right = next((i for i, p in enumerate(points) if p.samples_per_rank >= samples_per_rank), len(points) - 1)
+    low, high = points[max(0, right - 1)], points[max(1, right)]
+    place = (samples_per_rank - low.samples_per_rank) / (high.samples_per_rank - low.samples_per_rank)
+    return ComputeSeconds(
+        forward_s=max(0.0, low.forward_s + place * (high.forward_s - low.forward_s)),
+        backward_s=max(0.0, low.backward_s + place * (high.backward_s - low.backward_s)),
+    )
+
+
+@lru_cache(maxsize=256)
+def _calibration(job: JobSpec, device: DeviceSpec) -> tuple[float, float]:
+    """Return measured over modelled seconds, forward and backward: medians over all samples of the dtype."""
+    ratios: list[tuple[float, float]] = []
+    for s in device.layer_samples:
+        if s.dtype == job.param_dtype:
+            modelled = _roofline(
+                s.layer, s.tp, s.samples_per_rank, job.model_copy(update={"seq_len": s.seq_len}), device
+            )
+            ratios.append((s.forward_s / modelled.forward_s, s.backward_s / modelled.backward_s))
+    if not ratios:
+        return 1.0, 1.0
+    return median(f for f, _ in ratios), median(b for _, b in ratios)
+
+
+def _roofline(layer: LayerSpec, tp: int, samples_per_rank: int, job: JobSpec, device: DeviceSpec) -> ComputeSeconds:
     tokens = samples_per_rank * job.seq_len
     forward_s = backward_s = 0.0
     for rows, columns, inner in _matmuls(layer, tp, tokens):
@@ -48,9 +104,7 @@ def layer_compute(layer: LayerSpec, tp: int, samples_per_rank: int, job: JobSpec
     forward_launches, backward_launches = _launches(layer)
     bytes_per_s = device.memory_bytes_per_s * device.memory_efficiency
     forward_s += attention_s + forward_bytes / bytes_per_s + forward_launches * device.launch_s
-    backward_s += (
-        _BACKWARD_ATTENTION * attention_s + backward_bytes / bytes_per_s + backward_launches * device.launch_s
-    )
+    backward_s += _BACKWARD_ATTENTION * attention_s + backward_bytes / bytes_per_s + backward_launches * device.launch_s
     return ComputeSeconds(forward_s=forward_s, backward_s=backward_s)
 
 
@@ -62,6 +116,8 @@ def accumulate_s(num_elements: int, job: JobSpec, device: DeviceSpec) -> float:
 
 def optimizer_s(num_elements: int, device: DeviceSpec) -> float:
     """Return the seconds of one AdamW step on `num_elements` parameters of a rank."""
+    if device.optimizer_elements_per_s is not None:
+        return num_elements / device.optimizer_elements_per_s
     return num_elements * _OPTIMIZER_BYTES / (device.memory_bytes_per_s * device.memory_efficiency)
 
 

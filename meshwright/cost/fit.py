@@ -1,7 +1,8 @@
 """Rates from measured samples: a profile put in the place of a cluster's datasheet figures.
 
-Compute: FLOPs over seconds of all matrix products of a dtype. Memory: the best rate over copies. Links: latency a and bandwidth w of the formulas in `cost.comm`
-by least squares on relative errors, over all collectives.
+Compute: FLOPs over seconds of all matrix products of a dtype. Memory: the best rate over copies.
+Links: latency a and bandwidth w of the formulas in `cost.comm` by least squares on relative errors,
+over all collectives.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import numpy as np
 
 from meshwright.cost.comm import ring_terms
 from meshwright.errors import UserError
-from meshwright.spec.cluster import ClusterSpec, LinkSpec
+from meshwright.spec.cluster import ClusterSpec, DeviceSpec, LinkSpec
 from meshwright.spec.profile import CollectiveSample, Profile
 
 
@@ -22,22 +23,37 @@ def fitted_cluster(cluster: ClusterSpec, profile: Profile) -> ClusterSpec:
     if profile.backend != cluster.device.backend:
         raise UserError(f"profile: was measured on {profile.backend}, but {cluster.name} is {cluster.device.backend}")
     changes: dict[str, object] = {"source": f"measured on {profile.num_ranks} ranks of {profile.device}"}
-    for dtype, field in (("bf16", "bf16_flops_per_s"), ("fp32", "fp32_flops_per_s")):
-        products = [s for s in profile.matmuls if s.dtype == dtype]
-        if products:
-            changes[field] = sum(2.0 * s.m * s.k * s.n for s in products) / sum(s.seconds for s in products)
-            changes["matmul_efficiency"] = 1.0
+    if profile.matmuls:
+        changes |= _matmul_rates(cluster.device, profile)
     if profile.copies:
         changes["memory_bytes_per_s"] = max(s.moved_bytes / s.seconds for s in profile.copies)
         changes["memory_efficiency"] = 1.0
     if profile.launches:
         changes["launch_s"] = float(np.median([s.seconds for s in profile.launches]))
+    if profile.layers:
+        changes["layer_samples"] = profile.layers
+    if profile.optimizers:
+        changes["optimizer_elements_per_s"] = max(s.num_elements / s.seconds for s in profile.optimizers)
     device = cluster.device.model_copy(update=changes)
     update: dict[str, object] = {"device": device}
     inside = [s for s in profile.collectives if s.num_ranks > 1]
     if inside:
         update["intra_node"] = fitted_link(inside)
     return cluster.model_copy(update=update)
+
+
+def _matmul_rates(device: DeviceSpec, profile: Profile) -> dict[str, object]:
+    """Return rates as measured, or as reached so far for a dtype that was not; attention keeps its share of them."""
+    changes: dict[str, object] = {
+        "matmul_efficiency": 1.0,
+        "attention_efficiency": min(1.0, device.attention_efficiency / device.matmul_efficiency),
+    }
+    for dtype, field in (("bf16", "bf16_flops_per_s"), ("fp32", "fp32_flops_per_s")):
+        products = [s for s in profile.matmuls if s.dtype == dtype]
+        reached = getattr(device, field) * device.matmul_efficiency
+        measured = sum(2.0 * s.m * s.k * s.n for s in products) / (sum(s.seconds for s in products) or 1.0)
+        changes[field] = measured or reached
+    return changes
 
 
 def fitted_link(samples: list[CollectiveSample]) -> LinkSpec:

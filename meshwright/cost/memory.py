@@ -48,7 +48,9 @@ def state_bytes(
 
 
 @lru_cache(maxsize=65536)
-def activation_bytes(layer: LayerSpec, strategy: Strategy, samples_per_rank: int, job: JobSpec, kernels: Kernels) -> int:
+def activation_bytes(
+    layer: LayerSpec, strategy: Strategy, samples_per_rank: int, job: JobSpec, kernels: Kernels
+) -> int:
     """Return what autograd keeps of one micro-batch's forward pass through `layer`, input included."""
     tokens = samples_per_rank * job.seq_len
     if strategy.recompute == "full":

@@ -59,9 +59,7 @@ def predict(plan: Plan) -> Prediction:
         samples_per_s=samples_per_s,
         tokens_per_s=samples_per_s * plan.job.seq_len,
         mfu=flops / simulated.step_s / peak_flops_per_s,
-        stages=tuple(
-            _stage_prediction(plan, index, stage, simulated.step_s) for index, stage in enumerate(stages)
-        ),
+        stages=tuple(_stage_prediction(plan, index, stage, simulated.step_s) for index, stage in enumerate(stages)),
     )
 
 
@@ -90,9 +88,9 @@ def positional_peak_bytes(states_bytes: int, micro_batches: int, activations: li
     return states_bytes + (micro_batches - 1) * before + highest
 
 
-def report_sync_s(cluster: ClusterSpec) -> float:
+def report_sync_s(num_devices: int, cluster: ClusterSpec) -> float:
     """Return the seconds of the small sum over all ranks that ends every step: norm, loss and token count."""
-    return collective_s("all_reduce", REPORT_BYTES, tuple(range(cluster.num_devices)), cluster)
+    return collective_s("all_reduce", REPORT_BYTES, tuple(range(num_devices)), cluster)
 
 
 def _stage_layers(plan: Plan, index: int) -> tuple[LayerSpec, ...]:
@@ -109,7 +107,7 @@ def _stage_cost(plan: Plan, index: int) -> StageCost:
     if index in (0, plan.num_stages - 1):
         strategy = plan.stages[0].strategies[0]
         step += StepSeconds(tied_sync_s=tied_sync_s(plan.model, strategy, plan.num_stages, plan.job, plan.cluster))
-    step += StepSeconds(other_s=report_sync_s(plan.cluster))
+    step += StepSeconds(other_s=report_sync_s(plan.num_devices, plan.cluster))
     activations = [cost.activation_bytes for cost in costs]
     transients = [cost.transient.total_bytes for cost in costs]
     count = in_flight(plan.schedule, plan.num_stages, plan.num_micro_batches, index)

@@ -1,19 +1,14 @@
-"""Measure the rates of this machine with all ranks busy: matrix products, copies, launches, collectives.
-
-Every rank computes at the same time, because ranks that share cores, memory or a link are slower
-together than alone; the sample is the median over repetitions of the slowest rank.
-"""
+"""Measure the rates of this machine with all ranks busy: matrix products, copies, launches, collectives."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
-from statistics import median
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from meshwright.measure.timing import timed
 from meshwright.spec.base import Dtype
 from meshwright.spec.profile import (
     CollectiveOp,
@@ -27,9 +22,6 @@ from meshwright.spec.profile import (
 _SIZES = ((512, 512, 512), (2048, 256, 256), (2048, 256, 1024))
 _COPY_ELEMENTS = 1 << 21
 _MESSAGES = (1 << 10, 1 << 16, 1 << 19, 1 << 22)
-_REPEATS = 5
-_SAMPLE_S = 0.06
-_MOST_CALLS = 2000
 _TORCH: dict[Dtype, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16}
 _OPS: tuple[CollectiveOp, ...] = ("all_reduce", "all_gather", "reduce_scatter", "send")
 
@@ -56,7 +48,7 @@ def _groups(num_ranks: int) -> Iterator[tuple[int, dist.ProcessGroup]]:
     while size <= num_ranks:
         for first in range(0, num_ranks - size + 1, size):
             group = dist.new_group(list(range(first, first + size)))
-            if first <= dist.get_rank() < first + size:
+            if isinstance(group, dist.ProcessGroup):  # else this rank is not in it
                 yield size, group
         size *= 2
 
@@ -66,14 +58,14 @@ def _matmuls(device: torch.device) -> Iterator[MatmulSample]:
         for m, k, n in _SIZES:
             left = torch.randn(m, k, device=device).to(torch_dtype)
             right = torch.randn(n, k, device=device).to(torch_dtype)
-            seconds = _timed(lambda a=left, b=right: torch.nn.functional.linear(a, b), device)
+            seconds = timed(lambda a=left, b=right: torch.nn.functional.linear(a, b), device).seconds
             yield MatmulSample(dtype=dtype, m=m, k=k, n=n, busy_ranks=dist.get_world_size(), seconds=seconds)
 
 
 def _copy(device: torch.device) -> CopySample:
     source = torch.randn(_COPY_ELEMENTS, device=device)
     target = torch.empty_like(source)
-    seconds = _timed(lambda: target.copy_(source), device)
+    seconds = timed(lambda: target.copy_(source), device).seconds
     return CopySample(
         moved_bytes=2 * source.numel() * source.element_size(), busy_ranks=dist.get_world_size(), seconds=seconds
     )
@@ -81,7 +73,7 @@ def _copy(device: torch.device) -> CopySample:
 
 def _launch(device: torch.device) -> LaunchSample:
     x = torch.zeros(8, device=device, requires_grad=True)
-    return LaunchSample(busy_ranks=dist.get_world_size(), seconds=_timed(lambda: x + 1, device))
+    return LaunchSample(busy_ranks=dist.get_world_size(), seconds=timed(lambda: x + 1, device).seconds)
 
 
 def _collectives(device: torch.device, groups: dict[int, dist.ProcessGroup]) -> Iterator[CollectiveSample]:
@@ -89,7 +81,7 @@ def _collectives(device: torch.device, groups: dict[int, dist.ProcessGroup]) -> 
         for op in _OPS:
             for message_bytes in _MESSAGES:
                 call = _collective(op, message_bytes, size, group, device)
-                seconds = _timed(call, device)
+                seconds = timed(call, device).seconds
                 yield CollectiveSample(op=op, num_ranks=size, stride=1, message_bytes=message_bytes, seconds=seconds)
 
 
@@ -115,38 +107,3 @@ def _pass_on(x: Tensor, group: dist.ProcessGroup) -> None:
         dist.send(x, ranks[place + 1], group=group)
     else:
         dist.recv(x, ranks[place - 1], group=group)
-
-
-def _timed(call: Callable[[], object], device: torch.device) -> float:
-    """Return the median seconds of one call, on the slowest rank, all ranks starting together.
-
-    A sample repeats the call for about `_SAMPLE_S`, the same number of times on every rank: shorter
-    ones would fit between two switches of the scheduler and not see ranks that share a core.
-    """
-    calls = _calls_in_a_sample(call, device)
-    samples: list[float] = []
-    for _ in range(_REPEATS):
-        dist.barrier()
-        samples.append(_seconds(call, calls, device))
-    return _largest(median(samples), device)
-
-
-def _calls_in_a_sample(call: Callable[[], object], device: torch.device) -> int:
-    _seconds(call, 2, device)
-    one_s = _largest(_seconds(call, 2, device), device)
-    return max(1, min(_MOST_CALLS, round(_SAMPLE_S / one_s)))
-
-
-def _seconds(call: Callable[[], object], calls: int, device: torch.device) -> float:
-    started = time.perf_counter()
-    for _ in range(calls):
-        call()
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return (time.perf_counter() - started) / calls
-
-
-def _largest(value: float, device: torch.device) -> float:
-    tensor = torch.tensor([value], dtype=torch.float64, device=device)
-    dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
-    return float(tensor)

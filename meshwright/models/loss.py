@@ -51,7 +51,7 @@ class _CrossEntropy(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
         logits, targets, log_sum_exp = ctx.saved_tensors
         probabilities = (logits[:, : ctx.num_valid].float() - log_sum_exp[:, None]).exp_()
         position, is_here = _positions(targets, ctx.first, ctx.num_valid)

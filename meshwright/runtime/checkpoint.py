@@ -15,8 +15,10 @@ from typing import Literal
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed import checkpoint as dcp
-from torch.distributed.checkpoint import HuggingFaceStorageReader, HuggingFaceStorageWriter
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
 
 from meshwright.errors import UserError
 from meshwright.files import read_spec, sha256, write_spec
@@ -61,7 +63,7 @@ def save_checkpoint(
         partial.mkdir(parents=True)
     dist.barrier()
     state = _state(engine, optimizer, for_saving=True)
-    dcp.save(state, storage_writer=HuggingFaceStorageWriter(str(partial), save_distributed=True))
+    save(state, storage_writer=HuggingFaceStorageWriter(str(partial), save_distributed=True))
     if dist.get_rank() == 0:
         info = CheckpointInfo(
             model_sha256=sha256(engine.plan.model),
@@ -85,8 +87,8 @@ def load_checkpoint(path: Path, engine: Engine, optimizer: torch.optim.Optimizer
         raise UserError(f"{path}: is of {info.model}, a model other than the plan's {engine.plan.model.name}")
     state = _state(engine, optimizer, for_saving=False)
     try:
-        dcp.load(state, storage_reader=HuggingFaceStorageReader(str(path)))
-    except dcp.CheckpointException as error:
+        load(state, storage_reader=HuggingFaceStorageReader(str(path)))
+    except CheckpointException as error:
         raise UserError(f"{path}: cannot be read; is it whole? ({_cause(error)})") from None
     for optimizer_state in optimizer.state.values():
         optimizer_state["step"].fill_(float(info.step))

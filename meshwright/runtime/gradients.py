@@ -95,7 +95,8 @@ def squared_norm(held: Iterable[HeldParameter]) -> Tensor:
             by_copies.setdefault(parameter.num_copies, []).append(parameter.local_gradient)
     total = torch.zeros((), dtype=torch.float64)
     for copies, gradients in by_copies.items():
-        norms = torch.stack(torch._foreach_norm([g for g in gradients if g.numel()] or [torch.zeros(1)]))
+        present = [g for g in gradients if g.numel()] or [torch.zeros(1)]
+        norms = torch.stack(torch._foreach_norm(present))  # pyright: ignore[reportPrivateImportUsage]
         total = total + norms.double().square().sum().cpu() / copies
     return total
 
@@ -109,7 +110,7 @@ def clip(held: Iterable[HeldParameter], norm: float, max_norm: float) -> None:
 
 def scale_gradients(held: Iterable[HeldParameter], scale: float) -> None:
     """Multiply every gradient of this rank by `scale`."""
-    torch._foreach_mul_([p.local_gradient for p in held], scale)
+    torch._foreach_mul_([p.local_gradient for p in held], scale)  # pyright: ignore[reportPrivateImportUsage]
 
 
 TIED_NAME = "layers.0.token.weight"

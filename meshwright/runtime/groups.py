@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, cast
 
 import torch
 import torch.distributed as dist
@@ -44,10 +44,11 @@ class World:
         world = World(plan=plan, rank=dist.get_rank(), device=device)
         for ranks, purpose in dict.fromkeys(_needed_groups(plan)):
             group = dist.new_group(list(ranks))
-            if world.rank in ranks:
+            if isinstance(group, dist.ProcessGroup):  # else this rank is not in it
                 world.groups[ranks, purpose] = group
         alone = (world.rank,)
-        world.groups[alone, "collective"] = dist.new_group(list(alone), use_local_synchronization=True)
+        only = dist.new_group(list(alone), use_local_synchronization=True)
+        world.groups[alone, "collective"] = cast("dist.ProcessGroup", only)
         return world
 
     @property
@@ -79,9 +80,7 @@ class World:
     def tensor_parallel(self, mesh: MeshShape) -> TensorParallel:
         if mesh.tp == 1:
             return SINGLE
-        return TensorParallel(
-            size=mesh.tp, index=mesh.tp_index(self.local_rank), group=self.axis_group(mesh, "tp")
-        )
+        return TensorParallel(size=mesh.tp, index=mesh.tp_index(self.local_rank), group=self.axis_group(mesh, "tp"))
 
     def device_mesh(self, mesh: MeshShape) -> DeviceMesh:
         """Return torch's mesh of this rank's stage with the axes dp_replicate, dp_shard and tp of `mesh`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 import torch
@@ -18,21 +19,19 @@ class PeakMemory:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._baseline_bytes = 0
+        self.baseline_bytes = 0
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
         elif _STATUS.exists():
-            try:
+            with contextlib.suppress(OSError):  # then the peak includes what came before the model
                 _CLEAR.write_text(_RESET_PEAK)
-            except OSError:
-                pass  # then the peak includes what came before the model
-            self._baseline_bytes = _status_bytes("VmRSS")
+            self.baseline_bytes = _status_bytes("VmRSS")
 
     @property
     def peak_bytes(self) -> int:
         if self._device.type == "cuda":
             return torch.cuda.max_memory_allocated(self._device)
-        return max(0, _status_bytes("VmHWM") - self._baseline_bytes) if _STATUS.exists() else 0
+        return max(0, _status_bytes("VmHWM") - self.baseline_bytes) if _STATUS.exists() else 0
 
 
 def _status_bytes(field: str) -> int:

@@ -54,7 +54,9 @@ def _line(kind: str, values: Mapping[str, Any]) -> str:
             f"{values['tokens_per_s']:,.0f} tokens/s{mfu}  peak {show_bytes(max(values['peak_memory_bytes']))}"
         )
     if kind == "held_out":
-        return f"step {values['step']:>5}  held-out loss {values['held_out_loss']:.4f} over {values['num_tokens']} tokens"
+        return (
+            f"step {values['step']:>5}  held-out loss {values['held_out_loss']:.4f} over {values['num_tokens']} tokens"
+        )
     if kind == "checkpoint":
         return f"step {values['step']:>5}  checkpoint {values['path']}"
     return f"{kind}: " + ", ".join(f"{name} {value}" for name, value in values.items())

@@ -1,10 +1,10 @@
 """A plan applied to a model: the whole of hybrid parallelism on one page.
 
-    engine = parallelize(build_model(plan.model), plan)
-    optimizer = make_optimizer(engine, plan.job.optimizer)
-    report = engine.forward_backward(batch)      # gradients are summed over all ranks, loss over all tokens
-    norm = engine.clip_gradients(1.0)
-    optimizer.step(); engine.zero_grad()
+engine = parallelize(build_model(plan.model), plan)
+optimizer = make_optimizer(engine, plan.job.optimizer)
+report = engine.forward_backward(batch)      # gradients are summed over all ranks, loss over all tokens
+norm = engine.clip_gradients(1.0)
+optimizer.step(); engine.zero_grad()
 """
 
 from __future__ import annotations

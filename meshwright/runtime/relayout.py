@@ -70,9 +70,7 @@ class Relayout:
     def __call__(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         if self.there.kind == "none":
             return tensors
-        return tuple(
-            _Move.apply(x, self.there, self.back) if x.is_floating_point() else self.there(x) for x in tensors
-        )
+        return tuple(_Move.apply(x, self.there, self.back) if x.is_floating_point() else self.there(x) for x in tensors)
 
 
 class _Move(torch.autograd.Function):
@@ -83,5 +81,5 @@ class _Move(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
         return ctx.back(gradient), None, None

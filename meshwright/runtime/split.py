@@ -37,7 +37,7 @@ def split_weights(layer: nn.Module, parameters: Sequence[ParameterSpec], world: 
     tp_mesh = world.device_mesh(mesh)["tp"]
     for module in layer.modules():
         if hasattr(module, "tp"):
-            module.tp = tp
+            module.tp = tp  # pyright: ignore[reportArgumentType] nn.Module knows tensors and modules only
     for parameter in parameters:
         if parameter.tp_dim is not None:
             _split(layer, parameter, tp_mesh, tp)
@@ -62,7 +62,8 @@ def shard_data_parallel(
 ) -> None:
     """Let `fully_shard` hold the parameters of `modules` as one unit, replicated or sharded as the strategy says.
 
-    Parameters to `leave_alone` stay ordinary. The fp32 shards are the master weights; forward and backward see them in `param_dtype`.
+    Parameters to `leave_alone` stay ordinary. The fp32 shards are the master weights; forward and
+    backward see them in `param_dtype`.
     """
     policy = MixedPrecisionPolicy(
         param_dtype=TORCH_DTYPES[job.param_dtype],
@@ -79,7 +80,7 @@ def shard_data_parallel(
     unit = modules[0]
     assert isinstance(unit, FSDPModule)  # noqa: S101 fully_shard makes it one
     unit.set_gradient_divide_factor(1.0)
-    unit.set_force_sum_reduction_for_comms(True)  # noqa: FBT003 torch's signature
+    unit.set_force_sum_reduction_for_comms(True)
 
 
 def data_parallel_mesh(strategy: Strategy, world: World) -> DeviceMesh:

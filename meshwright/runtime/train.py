@@ -20,6 +20,7 @@ from meshwright.runtime.memory import PeakMemory
 from meshwright.runtime.metrics import Metrics
 from meshwright.runtime.optimizer import learning_rate, make_optimizer, set_learning_rate
 from meshwright.runtime.parallelize import Engine, StepReport, parallelize, refuse_what_cannot_run
+from meshwright.runtime.warm_up import warm_up
 from meshwright.spec.base import NonNegativeFloat, NonNegativeInt, PositiveInt, Spec
 from meshwright.spec.flops import step_flops
 from meshwright.spec.plan import Plan
@@ -76,6 +77,7 @@ class _Run:
         self.is_first = dist.get_rank() == 0
         self.train_data, self.held_out = self._datasets()
         self.unigram_entropy = unigram_entropy(self.store.tokens) if self.is_first else 0.0
+        warm_up(device)
         self.memory = PeakMemory(device)
         self.engine: Engine = parallelize(build_model(plan.model), plan, seed=options.seed, device=device)
         self.optimizer = make_optimizer(self.engine.parameters(), plan.job.optimizer)
@@ -97,6 +99,7 @@ class _Run:
                 num_ranks=self.plan.num_devices,
                 samples_per_epoch=self.train_data.samples_per_epoch,
                 unigram_entropy=self.unigram_entropy,
+                baseline_memory_bytes=self.memory.baseline_bytes,
                 resumed_from=options.resume,
             )
         last_step = min(options.num_steps, options.stop_at or options.num_steps)

@@ -15,7 +15,8 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import numpy as np
 
@@ -153,13 +154,35 @@ def search(request: Request, progress: Progress | None = None) -> Found | Infeas
 def _check(request: Request) -> None:
     limit = request.model.max_seq_len
     if limit and request.job.seq_len > limit:
-        raise UserError(f"seq-len: {request.job.seq_len} is above what {request.model.name} has positions for ({limit})")
-    devices = request.cluster.num_devices
-    if request.num_stages is not None and devices % request.num_stages:
         raise UserError(
-            f"stages: {request.num_stages} does not divide {devices} devices; use one of "
-            f"{', '.join(map(str, divisors(devices)))}"
+            f"seq-len: {request.job.seq_len} is above what {request.model.name} has positions for ({limit})"
         )
+    _check_stages(request)
+    batch, micro_batches = request.job.global_batch_size, request.num_micro_batches
+    if micro_batches is not None and micro_batches < 1:
+        raise UserError(f"micro-batches: must be at least 1, not {micro_batches}")
+    if micro_batches is not None and batch != "auto" and all(size % micro_batches for size in _batch_sizes(batch)):
+        raise UserError(f"micro-batches: {micro_batches} does not divide the global batch ({_in_words(batch)})")
+
+
+def _check_stages(request: Request) -> None:
+    wanted, devices, num_layers = request.num_stages, request.cluster.num_devices, len(request.model.layers)
+    if wanted is None:
+        return
+    if wanted < 1 or devices % wanted:
+        raise UserError(
+            f"stages: {wanted} does not divide {devices} devices; use one of {', '.join(map(str, divisors(devices)))}"
+        )
+    counts = stage_counts(request.space, devices, num_layers)
+    if wanted not in counts:
+        raise UserError(
+            f"stages: space {request.space.name} has no plan of {wanted} stages for {num_layers} layers on {devices} "
+            f"devices; it tries {', '.join(map(str, counts)) or 'none'}"
+        )
+
+
+def _in_words(batch: int | BatchRange) -> str:
+    return str(batch) if isinstance(batch, int) else f"{batch.smallest}..{batch.largest}"
 
 
 def _batch_sizes(wanted: int | BatchRange) -> tuple[int, ...]:
@@ -175,34 +198,45 @@ def _batch_sizes(wanted: int | BatchRange) -> tuple[int, ...]:
 
 
 def _search_auto(request: Request, progress: Progress | None) -> Found | Infeasible:
-    """Double the batch until nothing fits or throughput stops growing; return the best of all sizes."""
+    """Double the batch until nothing fits or throughput stops growing; return the best of all sizes.
+
+    It starts at the odd part of the number of devices (and what the micro-batches need), so that dp of every
+    degree comes to divide it, and goes on until dp may be as large as there are devices.
+    """
     best: Found | None = None
-    last: Infeasible | None = None
+    nearest: Infeasible | None = None
     tried: list[Tried] = []
-    batch = 1
+    devices = request.cluster.num_devices
+    batch = math.lcm(devices // (devices & -devices), request.num_micro_batches or 1)
+    deadline = time.perf_counter() + request.time_limit_s
     while batch <= _LARGEST_AUTO_BATCH:
-        outcome = _sweep(request, (batch,), progress)
+        left_s = max(_LEAST_TIME_S, deadline - time.perf_counter())
+        outcome = _sweep(replace(request, time_limit_s=left_s), (batch,), progress)
         tried += outcome.tried
-        if isinstance(outcome, Found):
-            gained = _throughput(outcome.plan) > _throughput(best.plan) * (1 + _AUTO_GAIN) if best else True
-            if not gained:
-                break
-            best = outcome
-        elif best is not None:
+        gained = False
+        if isinstance(outcome, Infeasible):
+            nearest = min((one for one in (outcome, nearest) if one is not None), key=_over_bytes)
+        elif best is None or _samples_per_s(outcome.plan) > _samples_per_s(best.plan) * (1 + _AUTO_GAIN):
+            best, gained = outcome, True
+        if best is not None and time.perf_counter() > deadline:
             break
-        else:
-            last = outcome
-            if last.nearest is not None:
-                # A larger batch needs more memory still.
-                break
+        could_fit = best is None and _over_bytes(nearest) == math.inf  # no strategy at all so far
+        if batch >= devices and not gained and not could_fit:
+            break
         batch *= 2
-    if best is None:
-        assert last is not None  # noqa: S101 the loop ran
-        return last
-    return Found(plan=best.plan, runners_up=best.runners_up, tried=tuple(tried), search_s=0.0)
+    if best is not None:
+        return Found(plan=best.plan, runners_up=best.runners_up, tried=tuple(tried), search_s=0.0)
+    if nearest is None:
+        raise UserError(f"micro-batches: {request.num_micro_batches} need a batch above {_LARGEST_AUTO_BATCH}")
+    return nearest
 
 
-def _throughput(plan: Plan) -> float:
+def _over_bytes(outcome: Infeasible | None) -> float:
+    """Return by how much the nearest plan is over the budget; inf when there is none."""
+    return math.inf if outcome is None or outcome.nearest is None else max(outcome.shortfall_bytes)
+
+
+def _samples_per_s(plan: Plan) -> float:
     assert plan.predicted is not None  # noqa: S101 the search predicts its plans
     return plan.predicted.samples_per_s
 
@@ -213,7 +247,7 @@ def _sweep(request: Request, batches: tuple[int, ...], progress: Progress | None
     if not tasks:
         return Infeasible(reason=_why_no_task(request, batches), nearest=None, shortfall_bytes=(), tried=())
     # The best uniform plan is the first to beat; so no uniform plan is ever better than the answer.
-    plans = [_Solved(task=task, choice=choice) for task in tasks if (choice := _best_uniform(request, task))]
+    plans = _uniform_plans(request, tasks)
     best = min(plans, key=lambda plan: plan.score, default=None)
     lower_per_sample = math.inf
     tried: list[Tried] = []
@@ -239,6 +273,20 @@ def _sweep(request: Request, batches: tuple[int, ...], progress: Progress | None
         tried=tuple(tried),
         search_s=0.0,
     )
+
+
+def _uniform_plans(request: Request, tasks: list[_Task]) -> list[_Solved]:
+    """Return the best uniform plan of each task, without tasks that can neither win nor be a runner-up."""
+    plans: list[_Solved] = []
+    least_s = math.inf
+    for task in tasks:
+        if len(plans) > _NUM_RUNNERS_UP and task.bound_s / task.batch >= least_s:
+            continue
+        choice = _best_uniform(request, task)
+        if choice is not None:
+            plans.append(_Solved(task=task, choice=choice))
+            least_s = min(least_s, plans[-1].per_sample_s)
+    return plans
 
 
 def _outcome(choice: StageChoice | None, bound_s: float) -> str:
@@ -366,7 +414,7 @@ def _plan(request: Request, solved: _Solved, lower_bound_s: float | None) -> Pla
         global_batch_size=solved.task.batch,
         num_micro_batches=setting.num_micro_batches,
         schedule=setting.schedule,
-        stages=tuple(StagePlan.of(chosen[low:high]) for low, high in zip(bounds, bounds[1:], strict=False)),
+        stages=tuple(StagePlan.of(chosen[low:high]) for low, high in pairwise(bounds)),
         inputs_sha256=sha256(request.model, request.cluster, request.job, request.budget),
     )
     predicted = predict(plan)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from meshwright.cost.fit import fitted_cluster
 from meshwright.errors import UserError
-from meshwright.files import read_spec, write_spec
+from meshwright.files import make_spec, read_spec, write_spec
 from meshwright.search.engine import DEFAULT_TIME_LIMIT_S, Found, Infeasible, Request, search
 from meshwright.search.space import find_space
 from meshwright.spec import library
@@ -21,7 +21,7 @@ from meshwright.spec.schedule import ScheduleName
 from meshwright.units import parse_bytes
 
 
-def plan(
+def plan(  # noqa: PLR0913 all but two by keyword, as on the command line
     model: ModelSpec | str,
     cluster: ClusterSpec | str,
     *,
@@ -52,7 +52,9 @@ def plan(
         measured = profile if isinstance(profile, Profile) else read_spec(Profile, profile)
         cluster_spec = fitted_cluster(cluster_spec, measured)
     batch = parse_batch(global_batch) if isinstance(global_batch, str) else global_batch
-    job = JobSpec(global_batch_size=batch, seq_len=seq_len, param_dtype=dtype, optimizer=optimizer or AdamW())
+    job = make_spec(
+        JobSpec, global_batch_size=batch, seq_len=seq_len, param_dtype=dtype, optimizer=optimizer or AdamW()
+    )
     request = Request(
         model=model_spec,
         cluster=cluster_spec,
@@ -74,8 +76,10 @@ def make_budget(cluster: ClusterSpec, memory: int | str | None, reserve: int | s
     available = cluster.device.memory_bytes
     if memory_bytes is not None and memory_bytes > available:
         raise UserError(f"memory: {memory} is more than a {cluster.device.name} has ({available} bytes)")
-    return Budget(
-        memory_bytes=available if memory_bytes is None else memory_bytes, reserved_bytes=reserved_bytes or 0
+    return make_spec(
+        Budget,
+        memory_bytes=available if memory_bytes is None else memory_bytes,
+        reserved_bytes=reserved_bytes or 0,
     )
 
 

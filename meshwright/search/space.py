@@ -59,7 +59,9 @@ SPACES = {
             uniform=True,
             even_stages=True,
         ),
-        Space(name="uniform", about="one strategy of any kind for all layers, even stages", uniform=True, even_stages=True),
+        Space(
+            name="uniform", about="one strategy of any kind for all layers, even stages", uniform=True, even_stages=True
+        ),
         Space(
             name="dp+tp",
             about="DP and TP layer by layer, no pipeline",
@@ -177,4 +179,3 @@ def _degrees(space: Space, num_devices: int) -> Iterator[Strategy]:
                         yield Strategy(tp=tp, dp_replicate=replicas, dp_shard=dp // replicas, zero_stage=zero_stage)  # type: ignore[arg-type]
             else:
                 yield Strategy(tp=tp, dp_shard=dp, zero_stage=_ZERO_STAGES[kind])  # type: ignore[arg-type]
-

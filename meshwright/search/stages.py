@@ -46,15 +46,15 @@ class _Part:
 
 @dataclass(kw_only=True)
 class _Best:
-    """The incumbent; `time` is an integer."""
+    """The incumbent; `ticks` are seconds x the time scale of the problem."""
 
-    time: int = FAR
-    plan: Plan | None = None  # None while `time` is only what is to be beaten
+    ticks: int = FAR
+    plan: Plan | None = None  # None while `ticks` is only what is to be beaten
 
     @property
     def is_known(self) -> bool:
         """Return whether there is a time to beat."""
-        return self.time < FAR
+        return self.ticks < FAR
 
 
 def solve(
@@ -86,7 +86,7 @@ def solve_below(
     exact = to_exact(problem)
     base = exact.source.num_layers if problem.num_stages == 1 else 1  # one stage counts changes in the lowest digit
     limit = FAR if beat_s is None else base * math.floor(beat_s * exact.time_scale)
-    best = _Best(time=limit)
+    best = _Best(ticks=limit)
     if problem.num_stages == 1:
         lower = _solve_one_stage(exact, best)
     else:
@@ -94,7 +94,7 @@ def solve_below(
     if best.plan is None:
         return None, math.inf if lower >= FAR else lower / base / exact.time_scale
     choice = price(problem, *best.plan)
-    proved = lower >= best.time
+    proved = lower >= best.ticks
     bound = choice.objective_s if proved else min(choice.objective_s, lower / base / exact.time_scale)
     return replace(choice, lower_bound_s=bound), bound
 
@@ -174,14 +174,14 @@ def _solve_one_stage(exact: Exact, best: _Best) -> int:
             changes_base=base,
             budget=exact.budget[0] + saving,
         )
-        plan = solve_intervals(layers, np.where(here, exact.transient, FAR), best.time)
+        plan = solve_intervals(layers, np.where(here, exact.transient, FAR), best.ticks)
         if plan is None:
             continue
         found = plan_sums(layers, plan)[0]
         strategies = tuple(int(s) for s in plan)
-        if found < best.time or (best.plan is not None and (found, strategies) < (best.time, best.plan[1])):
-            best.time, best.plan = found, ((0, base), strategies)
-    return best.time
+        if found < best.ticks or (best.plan is not None and (found, strategies) < (best.ticks, best.plan[1])):
+            best.ticks, best.plan = found, ((0, base), strategies)
+    return best.ticks
 
 
 # Several stages.
@@ -202,10 +202,10 @@ def _solve_many_stages(
         bounds = [_bottleneck(table, _cells(table, part)) for part in parts]
     lower = FAR
     for at in sorted(range(len(parts)), key=lambda at: (bounds[at], at)):
-        if bounds[at] < best.time and (not best.is_known or time.perf_counter() < deadline):
+        if bounds[at] < best.ticks and (not best.is_known or time.perf_counter() < deadline):
             bounds[at] = max(bounds[at], _solve_part(table, parts[at], deadline, best))
         lower = min(lower, bounds[at])
-    return min(lower, best.time)
+    return min(lower, best.ticks)
 
 
 def _untied_first(
@@ -302,26 +302,26 @@ def _solve_part(table: Table, part: _Part, deadline: float, best: _Best) -> int:
         cells = _first_plan(table, part, cells, best)
     value = 0
     while True:
-        cells = _alive(table, cells, part.tied, best.time)
-        known = least_bound(table, cells, best.time, tails=False)
+        cells = _alive(table, cells, part.tied, best.ticks)
+        known = least_bound(table, cells, best.ticks, tails=False)
         if known is not None:
             _offer(table, part, _plan_of_rows(table, known), best)
-        way = least_bound(table, cells, best.time)
+        way = least_bound(table, cells, best.ticks)
         if way is None:
-            return best.time
+            return best.ticks
         value = max(value, way.value)
         open_cells = [step.cell for step in way.steps if step.row < 0]
         if not open_cells:
             _offer(table, part, _plan_of_rows(table, way), best)
-            if best.time <= way.value:
-                return best.time
+            if best.ticks <= way.value:
+                return best.ticks
             if part.tied < 0 and table.exact.source.tied:  # ends left free: a bound, not a plan
-                return min(value, best.time)
+                return min(value, best.ticks)
             return _close(table, part, cells, value, deadline, best)
         if best.is_known and time.perf_counter() > deadline:
-            return min(value, best.time)
+            return min(value, best.ticks)
         if not _refine(table, part, way, open_cells, best, deadline):
-            return min(value, best.time)
+            return min(value, best.ticks)
 
 
 def _refine(table: Table, part: _Part, way: Way, open_cells: list[Cell], best: _Best, deadline: float) -> bool:
@@ -357,22 +357,22 @@ def _first_plan(table: Table, part: _Part, cells: Cells, best: _Best) -> Cells:
 def _close(table: Table, part: _Part, cells: Cells, value: int, deadline: float, best: _Best) -> int:
     """List and simulate all ways below the incumbent; return the bound reached."""
     while True:
-        cells = _alive(table, cells, part.tied, best.time)
-        leaves = all_below(table, cells, best.time, _CLOSING_CAP)
+        cells = _alive(table, cells, part.tied, best.ticks)
+        leaves = all_below(table, cells, best.ticks, _CLOSING_CAP)
         if leaves is None:
-            way = least_bound(table, cells, best.time)
-            return best.time if way is None else min(value, best.time)
+            way = least_bound(table, cells, best.ticks)
+            return best.ticks if way is None else min(value, best.ticks)
         if len(leaves.rows):
             times = _simulated(table, leaves.values)
             at = int(times.argmin())
-            if times[at] < best.time:
+            if times[at] < best.ticks:
                 _offer(table, part, _plan_at(cells, leaves.boundaries[at], leaves.rows[at]), best)
         if not leaves.tails:
-            return best.time
+            return best.ticks
         if time.perf_counter() > deadline:
-            return min(value, best.time)
+            return min(value, best.ticks)
         if not _sharpen(table, part, leaves.tails):
-            return min(value, best.time)
+            return min(value, best.ticks)
 
 
 def _sharpen(table: Table, part: _Part, cells: list[Cell]) -> bool:
@@ -433,8 +433,8 @@ def _offer(table: Table, part: _Part, plan: Plan, best: _Best) -> bool:
             return False
         tied = plan[1][0]
     found = int(_simulated(table, stage_times(table, tied, plan)[None])[0])
-    if found < best.time:
-        best.time, best.plan = found, plan
+    if found < best.ticks:
+        best.ticks, best.plan = found, plan
         return True
     return False
 
@@ -448,14 +448,14 @@ def _try_cells(table: Table, part: _Part, cells: list[Cell], cuts: list[int], be
     if not _offer(table, part, plan, here):
         return
     for weights in ((0, 0), (table.pipe.num_micro_batches, 1)):
-        if best.is_known and (here.time > best.time * 1.05 or time.perf_counter() > deadline):
+        if best.is_known and (here.ticks > best.ticks * 1.05 or time.perf_counter() > deadline):
             break
         for stage in range(len(cells)):
             if best.is_known and time.perf_counter() > deadline:
                 break
             _improve(table, part, stage, weights, here)
-    if here.time < best.time:
-        best.time, best.plan = here.time, here.plan
+    if here.ticks < best.ticks:
+        best.ticks, best.plan = here.ticks, here.plan
 
 
 def _improve(table: Table, part: _Part, stage: int, weights: tuple[int, int], here: _Best) -> None:

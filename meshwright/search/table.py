@@ -44,15 +44,6 @@ class Setting:
         return self.cluster.num_devices // self.num_stages
 
 
-def legal_strategies(setting: Setting, candidates: tuple[Strategy, ...]) -> dict[Strategy, dict[str, str]]:
-    """Return each candidate with {kind of layer: why that layer cannot use it}."""
-    reasons: dict[Strategy, dict[str, str]] = {}
-    for strategy in candidates:
-        found = ((g.layer.kind, why_illegal(g.layer, strategy, setting.micro_batch_samples)) for g in setting.model.groups)
-        reasons[strategy] = {kind: reason for kind, reason in found if reason is not None}
-    return reasons
-
-
 def build_problem(setting: Setting, candidates: tuple[Strategy, ...]) -> StageProblem:
     """Return the arrays of `setting` for these strategies; entries that are illegal or pointless are infinite."""
     rows = {group.layer: _layer_row(setting, group.layer, candidates) for group in setting.model.groups}
@@ -64,7 +55,7 @@ def build_problem(setting: Setting, candidates: tuple[Strategy, ...]) -> StagePr
     layout = np.array([distinct.index(one) for one in layouts], np.intp)
     switch_s, border = _layout_costs(setting, distinct)
     num_stages, micro_batches = setting.num_stages, setting.num_micro_batches
-    everywhere = report_sync_s(setting.cluster)
+    everywhere = report_sync_s(setting.cluster.num_devices, setting.cluster)
     return StageProblem(
         forward_s=forward_s,
         backward_s=backward_s,
@@ -85,10 +76,16 @@ def build_problem(setting: Setting, candidates: tuple[Strategy, ...]) -> StagePr
         num_micro_batches=micro_batches,
         schedule=setting.schedule,
         tied=setting.model.tied_embedding,
-        tied_step_s=np.array(
-            [tied_sync_s(setting.model, s, num_stages, setting.job, setting.cluster) for s in candidates]
-        ),
+        tied_step_s=np.array([_tied_step_s(setting, strategy) for strategy in candidates]),
     )
+
+
+def _tied_step_s(setting: Setting, strategy: Strategy) -> float:
+    """Return the seconds a step to sum a tied weight's two gradients; 0 where the ends cannot use `strategy` at all."""
+    model = setting.model
+    if why_illegal(model.head, strategy, setting.micro_batch_samples) is not None:
+        return 0.0
+    return tied_sync_s(model, strategy, setting.num_stages, setting.job, setting.cluster)
 
 
 def _layer_row(setting: Setting, layer: LayerSpec, candidates: tuple[Strategy, ...]) -> Floats:
@@ -124,9 +121,10 @@ def _layout_costs(setting: Setting, layouts: list[Layout]) -> tuple[Floats, Floa
     borders = {tensors: _borders(setting, layouts, tensors) for tensors in kinds}
     if len(kinds) == 1:
         return switches[kinds[0]], borders[kinds[0]]
-    nothing = np.zeros((len(layouts), len(layouts)))
+    nothing: Floats = np.zeros((len(layouts), len(layouts)))
+    no_row: Floats = nothing[0]
     into = [nothing, *(switches.get(tensors, nothing) for tensors in handed[:-1])]
-    out = [borders.get(tensors, nothing[0]) for tensors in handed]
+    out = [borders.get(tensors, no_row) for tensors in handed]
     return np.stack(into), np.stack(out)
 
 
@@ -148,7 +146,9 @@ def _borders(setting: Setting, layouts: list[Layout], tensors: tuple[TensorSpec,
     samples, num_stages = setting.micro_batch_samples, setting.num_stages
     return np.array(
         [
-            border_s(tensors, layout, samples, num_stages, setting.job, setting.cluster) if samples % layout.dp == 0 else 0.0
+            border_s(tensors, layout, samples, num_stages, setting.job, setting.cluster)
+            if samples % layout.dp == 0
+            else 0.0
             for layout in layouts
         ]
     )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, dataclass_transform
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Annotated, Any, Literal, Self, dataclass_transform
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -26,6 +28,22 @@ class Spec(BaseModel, metaclass=_FrozenMeta):
     """A frozen value. Making one from bad data raises; nothing is coerced or ignored."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+    def __hash__(self) -> int:
+        """Return the hash of all fields; it is kept, because specs are the keys of every cache of the cost model."""
+        return self._hash
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """Return a copy with other values, and without what was derived from the old ones (cached properties)."""
+        copied = super().model_copy(update=update, deep=deep)
+        values = vars(copied)
+        for name in values.keys() - type(self).model_fields.keys():
+            del values[name]
+        return copied
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((type(self), *(getattr(self, name) for name in type(self).model_fields)))
 
 
 def dtype_bytes(dtype: str) -> int:

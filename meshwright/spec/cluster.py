@@ -7,6 +7,7 @@ from typing import Literal
 from pydantic import model_validator
 
 from meshwright.spec.base import Dtype, NonNegativeFloat, PositiveFloat, PositiveInt, Spec
+from meshwright.spec.profile import LayerSample
 
 Kernels = Literal["cpu_stock", "cuda_fused"]
 
@@ -19,6 +20,7 @@ class DeviceSpec(Spec):
     operators. `overlap_slowdown` is the factor by which compute and communication slow each
     other down while both run (1.3 in arXiv 2307.02031, section 4.2); null where they cannot
     overlap. `kernels` says which operator implementations run, and so what they save.
+    `layer_samples` and `optimizer_elements_per_s`, from a profile, go before the rates.
     `source` says where the figures come from.
     """
 
@@ -34,6 +36,8 @@ class DeviceSpec(Spec):
     launch_s: NonNegativeFloat = 0.0
     overlap_slowdown: PositiveFloat | None = None
     kernels: Kernels
+    layer_samples: tuple[LayerSample, ...] = ()
+    optimizer_elements_per_s: PositiveFloat | None = None
     source: str
 
     @model_validator(mode="after")

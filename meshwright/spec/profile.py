@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
-from meshwright.spec.base import Dtype, PositiveFloat, PositiveInt, Spec
+from meshwright.spec.base import Dtype, NonNegativeFloat, PositiveFloat, PositiveInt, Spec
+from meshwright.spec.model import LayerSpec
 
 CollectiveOp = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send"]
 
@@ -35,6 +36,31 @@ class LaunchSample(Spec):
     seconds: PositiveFloat
 
 
+class LayerSample(Spec):
+    """One layer on the shapes that a tensor-parallel rank has, without collectives, all ranks busy.
+
+    Seconds are medians; `spread` is half their interquartile range over the median.
+    """
+
+    layer: LayerSpec
+    tp: PositiveInt
+    samples_per_rank: PositiveInt
+    seq_len: PositiveInt
+    dtype: Dtype
+    busy_ranks: PositiveInt
+    forward_s: PositiveFloat
+    backward_s: PositiveFloat
+    spread: NonNegativeFloat = 0.0
+
+
+class OptimizerSample(Spec):
+    """One AdamW step on `num_elements` parameters of a rank."""
+
+    num_elements: PositiveInt
+    busy_ranks: PositiveInt
+    seconds: PositiveFloat
+
+
 class CollectiveSample(Spec):
     """One collective over `num_ranks` ranks that lie `stride` apart.
 
@@ -60,4 +86,6 @@ class Profile(Spec):
     matmuls: tuple[MatmulSample, ...] = ()
     copies: tuple[CopySample, ...] = ()
     launches: tuple[LaunchSample, ...] = ()
+    layers: tuple[LayerSample, ...] = ()
+    optimizers: tuple[OptimizerSample, ...] = ()
     collectives: tuple[CollectiveSample, ...] = ()

@@ -23,7 +23,7 @@ ALLOWED: dict[str, tuple[set[str], set[str]]] = {
     "runtime": ({"spec", "models"}, {"numpy", "safetensors", "tensorboard", "tokenizers", "torch"}),
     "cli": (
         {"spec", "cost", "search", "report", "export", "models", "measure", "runtime"},
-        {"click", "rich", "torch", "typer"},
+        {"click", "pydantic", "rich", "torch", "typer"},
     ),
     "__init__": ({"spec", "cost", "search"}, set()),
     "__main__": ({"cli"}, set()),

@@ -34,8 +34,8 @@ def planted(fault: str) -> Iterator[None]:
         "dropped_micro_batch": _dropped,
         "skipped_relayout": lambda: mock.patch.object(Relayout, "__call__", lambda self, *tensors: tensors),
         "transposed_relayout": _transposed,
-        "missing_tied_sum": lambda: mock.patch.object(parallelize, "sum_tied", lambda held, world: None),
-        "missing_split_norm_sum": lambda: mock.patch.object(parallelize, "sum_split_norms", lambda held, world: None),
+        "missing_tied_sum": lambda: mock.patch.object(parallelize, "sum_tied", return_value=None),
+        "missing_split_norm_sum": lambda: mock.patch.object(parallelize, "sum_split_norms", return_value=None),
     }[fault]():
         yield
 

@@ -47,10 +47,11 @@ def saved_activation_bytes(engine: Engine, batch: Batch) -> int:
             for x in args:
                 note(x)
 
-    hooks = []
-    for name, layer in engine.stage.layers.items():
-        if engine.plan.strategies[int(name)].recompute == "full":
-            hooks.append(layer.register_forward_pre_hook(note_inputs))
+    hooks = [
+        layer.register_forward_pre_hook(note_inputs)
+        for name, layer in engine.stage.layers.items()
+        if engine.plan.strategies[int(name)].recompute == "full"
+    ]
     forward = engine.stage.forward
 
     def counted(*args: Tensor, **kwargs: Tensor) -> tuple[Tensor, ...]:

@@ -1,0 +1,87 @@
+"""Seconds of collectives: what more bytes, more ranks and slower links do, and what overlap leaves."""
+
+from __future__ import annotations
+
+from math import log2
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from meshwright.cost.comm import collective_s, exposed_s
+from meshwright.spec.library import cluster
+from meshwright.spec.profile import CollectiveOp
+
+TWO_NODES = cluster("2x8xa100-sxm-40g")
+OPS: tuple[CollectiveOp, ...] = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send")
+SECONDS = st.floats(0, 1e3, allow_subnormal=False)
+
+
+@given(
+    op=st.sampled_from(OPS),
+    size=st.sampled_from([2, 4, 8, 16]),
+    message_bytes=st.integers(1, 1 << 32),
+    more=st.integers(1, 1 << 32),
+)
+def test_more_bytes_take_longer(op: CollectiveOp, size: int, message_bytes: int, more: int):
+    ranks = tuple(range(2 if op == "send" else size))
+    assert (
+        0 < collective_s(op, message_bytes, ranks, TWO_NODES) < collective_s(op, message_bytes + more, ranks, TWO_NODES)
+    )
+
+
+@given(size=st.integers(2, 16), message_bytes=st.integers(1, 1 << 32))
+def test_an_all_reduce_is_a_reduce_scatter_and_an_all_gather(size: int, message_bytes: int):
+    ranks = tuple(range(size))
+    both = [collective_s(op, message_bytes, ranks, TWO_NODES) for op in ("reduce_scatter", "all_gather")]
+    assert both[0] == both[1]
+    assert collective_s("all_reduce", message_bytes, ranks, TWO_NODES) == pytest.approx(2 * both[0], rel=1e-12)
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_crossing_nodes_is_slower(op: CollectiveOp):
+    for inside, across in (((0, 1), (7, 8)), ((0, 1), (0, 15))):
+        assert collective_s(op, 1e8, inside, TWO_NODES) < collective_s(op, 1e8, across, TWO_NODES)
+    if op != "send":
+        # Four ranks on two nodes use two network cards of each, four ranks on four nodes one.
+        four = cluster("4x8xa100-sxm-40g")
+        assert collective_s(op, 1e8, (0, 1, 2, 3), four) < collective_s(op, 1e8, (0, 1, 8, 9), four)
+        assert collective_s(op, 1e8, (0, 1, 8, 9), four) < collective_s(op, 1e8, (0, 8, 16, 24), four)
+
+
+@pytest.mark.parametrize("op", ["all_reduce", "all_gather", "reduce_scatter", "all_to_all"])
+def test_more_ranks_are_not_faster(op: CollectiveOp):
+    times = [collective_s(op, 1e6, tuple(range(size)), TWO_NODES) for size in (1, 2, 4, 8, 16)]
+    assert times[0] == 0
+    assert times == sorted(times)
+
+
+def test_the_formula_by_hand():
+    link = TWO_NODES.intra_node
+    rate = link.bytes_per_s * link.efficiency
+    expected = 2 * 7 / 8 * 1e9 / rate + 2 * 7 * link.latency_s
+    assert collective_s("all_reduce", 1e9, tuple(range(8)), TWO_NODES) == pytest.approx(expected, rel=1e-12)
+    assert collective_s("send", 1e9, (0, 1), TWO_NODES) == pytest.approx(1e9 / rate + link.latency_s, rel=1e-12)
+    assert collective_s("all_gather", 0, (0, 1), TWO_NODES) == 0
+    wide = cluster("64x8xa100-sxm-40g")
+    tree = collective_s("all_gather", 1e-9, tuple(range(512)), wide)
+    assert tree == pytest.approx(4 * log2(512) * wide.inter_node.latency_s)
+
+
+@given(communication=SECONDS, compute=SECONDS, slowdown=st.floats(1, 3))
+def test_two_streams_that_slow_each_other(communication: float, compute: float, slowdown: float):
+    # Both run at 1 / slowdown until the shorter one is done; then the rest of the longer one runs alone.
+    together = slowdown * min(communication, compute)
+    alone = max(communication, compute) - min(communication, compute)
+    found = exposed_s(communication, compute, slowdown)
+    assert found == pytest.approx(together + alone - compute, abs=1e-9)
+    assert found >= max(0.0, communication - compute) - 1e-9
+
+
+@given(communication=SECONDS, compute=SECONDS, slowdown=st.floats(1, 3), more=st.floats(0, 10))
+def test_more_communication_is_never_hidden_better(communication: float, compute: float, slowdown: float, more: float):
+    least = exposed_s(communication, compute, slowdown)
+    assert exposed_s(communication + more, compute, slowdown) >= least - 1e-9
+    assert exposed_s(communication, compute, slowdown + more) >= least - 1e-9
+    assert exposed_s(communication, compute, None) == communication
+    assert exposed_s(0, compute, slowdown) == pytest.approx(0, abs=1e-9)

@@ -1,0 +1,79 @@
+"""Compute seconds: a block by hand, and what degrees, sizes, dtypes and devices do to them."""
+
+from __future__ import annotations
+
+import pytest
+
+from meshwright.cost.compute import accumulate_s, layer_compute, optimizer_s
+from meshwright.spec.flops import forward_flops
+from meshwright.spec.job import JobSpec
+from meshwright.spec.library import device, model
+from meshwright.spec.model import BlockLayer, LayerSpec
+
+A100 = device("a100-sxm-40g")
+BF16 = JobSpec(global_batch_size=8, seq_len=2048)
+FP32 = BF16.model_copy(update={"param_dtype": "fp32"})
+LLAMA = model("llama-2-7b")
+GPT2 = model("gpt2")
+LAYERS = [*(LLAMA.layers[i] for i in (0, 1, -1)), *(GPT2.layers[i] for i in (0, 1, -1))]
+
+
+def total_s(layer: LayerSpec, tp: int = 1, samples: int = 2, job: JobSpec = BF16) -> float:
+    cost = layer_compute(layer, tp, samples, job, A100)
+    return cost.forward_s + cost.backward_s
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_more_ranks_compute_less_each(layer: LayerSpec):
+    times = [total_s(layer, tp) for tp in (1, 2, 4)]
+    if layer.kind == "embedding":
+        assert times[0] == times[1] == times[2], "every rank writes all hidden states"
+    else:
+        assert times[0] > times[1] > times[2] > times[0] / 4
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_more_samples_longer_ones_and_wider_dtypes_take_longer(layer: LayerSpec):
+    assert total_s(layer, samples=2) < total_s(layer, samples=4) <= 2 * total_s(layer, samples=2)
+    assert total_s(layer) < total_s(layer, job=BF16.model_copy(update={"seq_len": 4096}))
+    assert total_s(layer) < total_s(layer, job=FP32)
+
+
+def test_backward_takes_about_twice_as_long():
+    cost = layer_compute(LLAMA.layers[1], 1, 2, BF16, A100)
+    assert 1.8 < cost.backward_s / cost.forward_s < 2.2
+
+
+@pytest.mark.parametrize("name", ["llama-2-7b", "llama-3-8b", "gpt2-xl"])
+def test_nothing_is_faster_than_the_peak(name: str):
+    block = model(name).layers[1]
+    flops = forward_flops(block, BF16.seq_len)
+    halved = flops.matmul_flops + flops.attention_flops / 2  # the masked half of the scores is skipped
+    assert layer_compute(block, 1, 1, BF16, A100).forward_s > halved / A100.bf16_flops_per_s
+
+
+def test_a_block_by_hand_where_memory_and_launches_are_free():
+    ideal = A100.model_copy(
+        update={"launch_s": 0.0, "memory_bytes_per_s": 1e30, "matmul_efficiency": 0.5, "attention_efficiency": 0.25}
+    )
+    block = LLAMA.layers[1]
+    assert isinstance(block, BlockLayer)
+    h, f, s, samples, tp = 4096, 11008, 2048, 3, 4
+    products = 2 * samples * s * (4 * h * h + 3 * h * f) / tp / (0.5 * 312e12)
+    scores = 2 * samples * s * s * h / tp / (0.25 * 312e12) * (s + 256) / s
+    found = layer_compute(block, tp, samples, BF16, ideal)
+    assert found.forward_s == pytest.approx(products + scores, rel=1e-9)
+    assert found.backward_s == pytest.approx(2 * products + 2.5 * scores, rel=1e-9)
+
+
+def test_a_faster_device_is_faster():
+    h100 = device("h100-sxm")
+    for layer in LAYERS:
+        assert layer_compute(layer, 1, 2, BF16, h100).backward_s < layer_compute(layer, 1, 2, BF16, A100).backward_s
+
+
+def test_updates_are_in_proportion_to_what_a_rank_holds():
+    assert optimizer_s(2_000_000, A100) == pytest.approx(2 * optimizer_s(1_000_000, A100))
+    assert accumulate_s(2_000_000, BF16, A100) == pytest.approx(2 * accumulate_s(1_000_000, BF16, A100))
+    bytes_per_s = A100.memory_bytes_per_s * A100.memory_efficiency
+    assert accumulate_s(1_000_000, FP32, A100) == pytest.approx(12e6 / bytes_per_s), "read two fp32, write one"
