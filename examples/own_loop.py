@@ -1,7 +1,7 @@
 """Your own training loop under a plan: what `meshwright train` does, in forty lines.
 
-    python examples/own_loop.py                 # plans for two CPU ranks and starts them
-    torchrun --nproc-per-node 2 examples/own_loop.py runs/own_loop/plan.json
+python examples/own_loop.py                 # plans for two CPU ranks and starts them
+torchrun --nproc-per-node 2 examples/own_loop.py runs/own_loop/plan.json
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ NUM_RANKS, NUM_STEPS = 2, 20
 def plan_and_start() -> None:
     """Plan on this machine, without torch, and start the ranks."""
     found = meshwright.plan("tiny-llama", f"{NUM_RANKS}xcpu", global_batch=8, seq_len=64, dtype="fp32")
-    assert isinstance(found, meshwright.Found)
+    if not isinstance(found, meshwright.Found):
+        raise SystemExit(f"no plan: {found.reason}")
     meshwright.save_plan(found.plan, PLAN)
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(NUM_RANKS), "--rdzv-backend",
                "c10d", "--rdzv-endpoint", "127.0.0.1:0", "--local-addr", "127.0.0.1", __file__, str(PLAN)]  # fmt: skip
@@ -38,8 +39,9 @@ def train(plan: meshwright.Plan) -> None:
     engine = parallelize(build_model(plan.model), plan, seed=0)  # on the meta device: initialised from the seed
     optimizer = make_optimizer(engine.parameters(), meshwright.AdamW(lr=3e-3))
     text = torch.tensor(list(Path(__file__).read_bytes() * 8))
+    seq_len = plan.job.seq_len
     for step in range(NUM_STEPS):
-        seq_len, first_sample = plan.job.seq_len, step * plan.global_batch_size
+        first_sample = step * plan.global_batch_size
 
         def batch(first: int, count: int, base: int = first_sample) -> tuple[torch.Tensor, torch.Tensor]:
             """Return ids and targets of samples first .. first + count - 1 of the global batch."""

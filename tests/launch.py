@@ -21,17 +21,21 @@ def run_ranks(num_ranks: int, *arguments: str, timeout_s: float = TIMEOUT_S) -> 
     return run(command, timeout_s=timeout_s)
 
 
-def run(command: list[str], *, timeout_s: float = TIMEOUT_S) -> subprocess.CompletedProcess[str]:
-    """Run a command from the repository's root with one thread a process."""
-    environment = {
+def environment() -> dict[str, str]:
+    """Return the environment of a rank in tests: gloo on the loopback interface, one thread."""
+    return {
         **os.environ,
         "OMP_NUM_THREADS": "1",
         "GLOO_SOCKET_IFNAME": "lo",
         "PYTHONWARNINGS": "ignore",
         "PYTHONPATH": str(ROOT),
     }
+
+
+def run(command: list[str], *, timeout_s: float = TIMEOUT_S) -> subprocess.CompletedProcess[str]:
+    """Run a command from the repository's root with one thread a process."""
     return subprocess.run(
-        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=timeout_s, check=False
+        command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=timeout_s, check=False
     )
 
 

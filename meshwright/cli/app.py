@@ -37,15 +37,19 @@ _BAD_INPUT = 2
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line and exit. Wrong options end in typer's own message, also with code 2."""
+    code = _BAD_INPUT
     try:
         app(args=arguments)
     except UserError as error:
-        _complain(str(error))
+        code = error.exit_code
+        if not error.on_every_rank or os.environ.get("RANK", "0") == "0":
+            _complain(str(error))
     except ValidationError as error:
         _complain(explain(error))
-    sys.exit(_BAD_INPUT)
+    sys.exit(code)
 
 
 def _complain(line: str) -> None:
     rank = os.environ.get("RANK")
     sys.stderr.write(f"error: {line}\n" if rank is None else f"error: rank {rank}: {line}\n")
+    sys.stderr.flush()

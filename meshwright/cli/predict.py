@@ -41,6 +41,9 @@ def predict(
 ) -> None:
     """Predict step time and memory, term by term, of a plan file or of one strategy for all layers."""
     if plan is not None:
+        given = {"model": model, "cluster": cluster, "global-batch": global_batch, "seq-len": seq_len, "memory": memory}
+        if extra := [f"--{name}" for name, value in given.items() if value is not None]:
+            raise UserError(f"predict: a plan file says it all; leave out {', '.join(extra)}")
         wanted = load_plan(plan)
     else:
         needed = {"model": model, "cluster": cluster, "global-batch": global_batch, "seq-len": seq_len}

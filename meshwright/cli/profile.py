@@ -35,9 +35,10 @@ def profile(
         raise UserError(f"seq-len: {seq_len} is above what {spec.name} has positions for ({spec.max_seq_len})")
     need_torch("profile")
     from meshwright.measure.profile import measure_profile
-    from meshwright.runtime.launch import join, launch_local, leave
+    from meshwright.runtime.launch import check_devices, join, launch_local, leave
 
     if local is not None:
+        check_devices(backend, local)
         arguments = ["profile", "-o", str(output), "--backend", backend, "--dtype", dtype]
         arguments += ["--global-batch", str(global_batch), "--seq-len", str(seq_len)]
         arguments += [] if model is None else ["--model", model]

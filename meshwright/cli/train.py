@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from meshwright.cli.common import show_line
+from meshwright.cli.common import note, show_line
 from meshwright.cli.need_torch import need_torch
 from meshwright.errors import UserError
 from meshwright.search.planner import load_plan
@@ -36,7 +36,8 @@ def train(
     """Train with a plan. Start it with torchrun, or with --local N for N ranks on this machine."""
     loaded = load_plan(plan)
     need_torch("train")
-    from meshwright.runtime.launch import launch_local
+    from meshwright.runtime.checkpoint import check_model, find_checkpoint
+    from meshwright.runtime.launch import check_devices, launch_local
     from meshwright.runtime.parallelize import refuse_what_cannot_run
     from meshwright.runtime.train import TrainOptions, prepare_data
     from meshwright.runtime.train import train as run
@@ -66,6 +67,9 @@ def train(
             f"local: the plan is for {loaded.num_devices} ranks, not {local}; use --local {loaded.num_devices}"
         )
     refuse_what_cannot_run(loaded)
+    check_devices(loaded.cluster.device.backend, local)
+    if resume is not None:
+        check_model(find_checkpoint(resume, note), loaded.model)
     prepare_data(loaded, options)
     raise typer.Exit(launch_local(local, _arguments(plan, options)))
 

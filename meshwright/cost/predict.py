@@ -25,7 +25,7 @@ from meshwright.spec.plan import Plan, Prediction, StagePrediction
 from meshwright.spec.schedule import in_flight
 from meshwright.spec.terms import MicroBatchSeconds, PhaseSeconds, StateBytes, StepSeconds
 
-REPORT_BYTES = 24  # squared gradient norm, loss and token count, as fp64, summed over all ranks once a step
+REPORT_BYTES = 32  # squared gradient norm, loss, tokens, stop requests, as fp64, summed over all ranks once a step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

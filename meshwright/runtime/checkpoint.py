@@ -9,6 +9,7 @@ written under another name and renamed when it is whole.
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
@@ -25,10 +26,18 @@ from meshwright.files import read_spec, sha256, write_spec
 from meshwright.runtime.initialize import local_data
 from meshwright.runtime.parallelize import Engine
 from meshwright.spec.base import NonNegativeInt, Spec
+from meshwright.spec.model import ModelSpec
 
-_PREFIX, _PARTIAL = "step-", ".partial"
+_PREFIX, _PARTIAL, _REPLACED = "step-", ".partial", ".replaced"
 _DESCRIPTION = "checkpoint.json"
 _STATES = ("exp_avg", "exp_avg_sq")
+
+
+class StoredFile(Spec):
+    """A shard of a checkpoint and its size, by which a torn one is known."""
+
+    name: str
+    num_bytes: NonNegativeInt
 
 
 class CheckpointInfo(Spec):
@@ -44,6 +53,14 @@ class CheckpointInfo(Spec):
     num_samples: NonNegativeInt
     data_seed: NonNegativeInt
     torch_version: str
+    files: tuple[StoredFile, ...]
+
+
+class SaveError(UserError):
+    """A checkpoint could not be written; what was there before is untouched."""
+
+    exit_code = 1
+    on_every_rank = True
 
 
 def save_checkpoint(
@@ -55,36 +72,47 @@ def save_checkpoint(
     num_samples: int,
     data_seed: int,
 ) -> Path:
-    """Write a checkpoint below `folder` and return its path. Collective over all ranks."""
+    """Write a checkpoint below `folder` and return its path. Collective over all ranks.
+
+    It appears whole or not at all. Raises SaveError on every rank when any could not write.
+    """
     path = folder / f"{_PREFIX}{step:08d}"
     partial = path.with_suffix(_PARTIAL)
-    if dist.get_rank() == 0:
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
-    dist.barrier()
-    state = _state(engine, optimizer, for_saving=True)
-    save(state, storage_writer=HuggingFaceStorageWriter(str(partial), save_distributed=True))
-    if dist.get_rank() == 0:
-        info = CheckpointInfo(
-            model_sha256=sha256(engine.plan.model),
-            model=engine.plan.model.name,
-            step=step,
-            num_samples=num_samples,
-            data_seed=data_seed,
-            torch_version=str(torch.__version__),
-        )
-        write_spec(info, partial / _DESCRIPTION)
-        shutil.rmtree(path, ignore_errors=True)
-        partial.rename(path)
-    dist.barrier()
+    try:
+        if dist.get_rank() == 0:
+            shutil.rmtree(partial, ignore_errors=True)
+            partial.mkdir(parents=True)
+        _agree(None)
+        state = _state(engine, optimizer, for_saving=True)
+        save(state, storage_writer=HuggingFaceStorageWriter(str(partial), save_distributed=True))
+        if dist.get_rank() == 0:
+            info = CheckpointInfo(
+                model_sha256=sha256(engine.plan.model),
+                model=engine.plan.model.name,
+                step=step,
+                num_samples=num_samples,
+                data_seed=data_seed,
+                torch_version=str(torch.__version__),
+                files=tuple(
+                    StoredFile(name=file.name, num_bytes=file.stat().st_size) for file in sorted(partial.iterdir())
+                ),
+            )
+            write_spec(info, partial / _DESCRIPTION)
+            _put_in_place(partial, path)
+        failure = None
+    except (OSError, UserError, CheckpointException) as error:
+        failure = _cause(error)
+    failure = _agree(failure)
+    if failure is not None:
+        if dist.get_rank() == 0:
+            shutil.rmtree(partial, ignore_errors=True)
+        raise SaveError(f"checkpoint of step {step} could not be written to {folder}: {failure}; {_last_good(folder)}")
     return path
 
 
 def load_checkpoint(path: Path, engine: Engine, optimizer: torch.optim.Optimizer) -> CheckpointInfo:
     """Fill the engine's weights and the optimizer's states from `path`. Collective over all ranks."""
-    info = read_info(path)
-    if info.model_sha256 != sha256(engine.plan.model):
-        raise UserError(f"{path}: is of {info.model}, a model other than the plan's {engine.plan.model.name}")
+    info = check_model(path, engine.plan.model)
     state = _state(engine, optimizer, for_saving=False)
     try:
         load(state, storage_reader=HuggingFaceStorageReader(str(path)))
@@ -102,20 +130,72 @@ def read_info(path: Path) -> CheckpointInfo:
     return read_spec(CheckpointInfo, path / _DESCRIPTION)
 
 
-def latest_checkpoint(folder: Path) -> Path | None:
-    """Return the whole checkpoint with the highest step below `folder`, or None."""
-    found = [path for path in folder.glob(f"{_PREFIX}*") if (path / _DESCRIPTION).is_file()]
-    return max((path for path in found if path.suffix != _PARTIAL), default=None, key=lambda path: path.name)
+def check_model(path: Path, model: ModelSpec) -> CheckpointInfo:
+    """Return the description of the checkpoint at `path`, or raise UserError when it is not of `model`."""
+    info = read_info(path)
+    if info.model_sha256 != sha256(model):
+        raise UserError(f"{path}: is of {info.model}, a model other than the plan's {model.name}")
+    return info
 
 
-def find_checkpoint(path: Path) -> Path:
-    """Return the checkpoint that `path` means: itself, or the latest of a run folder."""
+def why_torn(path: Path) -> str | None:
+    """Return what is missing from the checkpoint at `path`, or None when it is whole."""
+    try:
+        info = read_info(path)
+    except UserError as error:
+        return str(error)
+    for file in info.files:
+        stored = path / file.name
+        if not stored.is_file():
+            return f"{file.name} is missing"
+        if stored.stat().st_size != file.num_bytes:
+            return f"{file.name} has {stored.stat().st_size} bytes instead of {file.num_bytes}"
+    return None
+
+
+def find_checkpoint(path: Path, warn: Callable[[str], None]) -> Path:
+    """Return the checkpoint that `path` means: itself, or the newest whole one of a run folder.
+
+    Torn ones are passed over and named to `warn`.
+    """
     if (path / _DESCRIPTION).is_file():
+        if reason := why_torn(path):
+            raise UserError(f"{path}: the checkpoint is torn: {reason}; resume from another one of {path.parent}")
         return path
     for folder in (path, path / "checkpoints"):
-        if found := latest_checkpoint(folder):
-            return found
+        for checkpoint in _newest_first(folder):
+            reason = why_torn(checkpoint)
+            if reason is None:
+                return checkpoint
+            warn(f"{checkpoint} is torn ({reason}); looking for an older one")
     raise UserError(f"{path}: holds no whole checkpoint")
+
+
+def _newest_first(folder: Path) -> list[Path]:
+    found = [path for path in folder.glob(f"{_PREFIX}*") if path.suffix not in (_PARTIAL, _REPLACED)]
+    return sorted(found, key=lambda path: path.name, reverse=True)
+
+
+def _put_in_place(partial: Path, path: Path) -> None:
+    """Rename `partial` to `path`; an older checkpoint of the same name goes only after that."""
+    replaced = path.with_suffix(_REPLACED)
+    shutil.rmtree(replaced, ignore_errors=True)
+    if path.exists():
+        path.rename(replaced)
+    partial.rename(path)
+    shutil.rmtree(replaced, ignore_errors=True)
+
+
+def _agree(failure: str | None) -> str | None:
+    """Return the failure of the lowest rank that has one; every rank waits for all others here."""
+    failures: list[str | None] = [None] * dist.get_world_size()
+    dist.all_gather_object(failures, failure)
+    return next((text for text in failures if text is not None), None)
+
+
+def _last_good(folder: Path) -> str:
+    whole = next((path for path in _newest_first(folder) if why_torn(path) is None), None)
+    return "there is no older one" if whole is None else f"the last whole one is {whole}"
 
 
 def _state(engine: Engine, optimizer: torch.optim.Optimizer, *, for_saving: bool) -> dict[str, Tensor]:
@@ -135,4 +215,10 @@ def _state(engine: Engine, optimizer: torch.optim.Optimizer, *, for_saving: bool
 
 
 def _cause(error: BaseException) -> str:
+    """Return the innermost reason of an error, in one line."""
+    if isinstance(error, CheckpointException):
+        causes = [cause for cause, _ in error.failures.values()]
+        error = next((cause for cause in causes if isinstance(cause, BaseException)), error)
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
     return " ".join(str(error).split())[:200]

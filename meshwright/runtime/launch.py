@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import sys
 from datetime import timedelta
 from typing import Literal
 
 import torch
 import torch.distributed as dist
+from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
@@ -18,6 +20,8 @@ from meshwright.errors import UserError
 _USER_ERROR = 2
 _NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _TIMEOUT_S = 600
+MEETING_TIMEOUT_S = 60
+_HERE = "here"
 # For ranks that share a machine, unless the user has set them. glibc otherwise keeps freed tensors in its
 # heaps, and a CPU rank takes up to twice the memory it uses; giving them back costs page faults instead.
 LOCAL_ENVIRONMENT = {"OMP_NUM_THREADS": "1", "MALLOC_TRIM_THRESHOLD_": "1000000"}
@@ -51,9 +55,25 @@ def launch_local(num_ranks: int, arguments: list[str]) -> int:
         rank, failure = error.get_first_failure()
         if failure.exitcode == _USER_ERROR:
             return _USER_ERROR
-        sys.stderr.write(f"rank {rank} ended with exit code {failure.exitcode}; the other ranks were stopped\n")
+        sys.stderr.write(f"error: rank {rank} {_how_it_ended(failure.exitcode)}; the other ranks were stopped\n")
         return 1
+    except SignalException as stopped:
+        # The ranks have been told, have saved, and are gone.
+        sys.stderr.write(f"stopped by {signal.Signals(stopped.sigval).name}\n")
+        return 128 + stopped.sigval
     return 0
+
+
+def check_devices(backend: Literal["cpu", "cuda"], num_ranks: int) -> None:
+    """Raise UserError unless this machine has a GPU for each of `num_ranks` ranks that need one."""
+    if backend == "cuda" and torch.cuda.device_count() < num_ranks:
+        raise UserError(f"local: {num_ranks} ranks need a GPU each, but torch finds {torch.cuda.device_count()} here")
+
+
+def _how_it_ended(exit_code: int) -> str:
+    if exit_code < 0:
+        return f"was killed by {signal.Signals(-exit_code).name}"
+    return f"ended with exit code {exit_code}"
 
 
 def check_world_size(num_ranks: int) -> None:
@@ -74,8 +94,50 @@ def join(backend: Literal["cpu", "cuda"], *, timeout_s: int = _TIMEOUT_S) -> tor
             raise UserError(f"cluster: has GPUs, but torch finds none for local rank {local_rank} here")
         device = torch.device("cuda", local_rank)
         torch.cuda.set_device(device)
-    dist.init_process_group("nccl" if backend == "cuda" else "gloo", timeout=timedelta(seconds=timeout_s))
+    dist.init_process_group(
+        "nccl" if backend == "cuda" else "gloo",
+        store=_meet(),
+        rank=int(os.environ["RANK"]),
+        world_size=int(os.environ["WORLD_SIZE"]),
+        timeout=timedelta(seconds=timeout_s),
+    )
     return device
+
+
+def _meet() -> dist.Store:
+    """Return the store of the job once every rank has signed in; name those who have not in time."""
+    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    address = f"{host}:{port}"
+    patience = timedelta(seconds=MEETING_TIMEOUT_S)
+    # torchrun's agent may hold the store already; otherwise the first rank does.
+    is_host = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+    try:
+        store: dist.Store = dist.TCPStore(host, port, is_master=is_host, timeout=patience, wait_for_workers=False)
+    except (dist.DistError, ValueError, OSError) as error:
+        raise UserError(
+            f"MASTER_ADDR: rank {rank} cannot {'listen on' if is_host else 'reach'} {address} "
+            f"({_first_line(error)}); is the port free, and is rank 0 started on that host?"
+        ) from None
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    store = dist.PrefixStore(f"meshwright/{attempt}", store)
+    store.set(f"{_HERE}/{rank}", "here")
+    missing: list[int] = []
+    for other in range(world_size):
+        try:
+            store.wait([f"{_HERE}/{other}"], patience if not missing else timedelta(seconds=1))
+        except dist.DistError:
+            missing.append(other)
+    if missing:
+        raise UserError(
+            f"ranks {', '.join(map(str, missing))} of {world_size} have not signed in at {address} within "
+            f"{MEETING_TIMEOUT_S} s; are they started, and do their hosts reach that address?"
+        )
+    return store
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0][:200]
 
 
 def leave() -> None:

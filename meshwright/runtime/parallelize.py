@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import isfinite
 
 import torch
 import torch.distributed as dist
@@ -44,11 +45,19 @@ Batch = Callable[[int, int], tuple[Tensor, Tensor]]
 
 @dataclass(frozen=True, kw_only=True)
 class StepReport:
-    """One step over all ranks: mean loss of a token (nats), how many counted, global gradient norm before clipping."""
+    """One step over all ranks: mean loss of a token (nats), how many counted, global gradient norm before clipping.
+
+    `stop_requested`: some rank was asked to stop (`Engine.request_stop`).
+    """
 
     loss: float
     num_tokens: int
     gradient_norm: float
+    stop_requested: bool = False
+
+    @property
+    def is_finite(self) -> bool:
+        return isfinite(self.loss) and isfinite(self.gradient_norm)
 
 
 def parallelize(model: Transformer, plan: Plan, *, seed: int = 0, device: torch.device | None = None) -> Engine:
@@ -128,6 +137,7 @@ class Engine:
         set_prefetch(self._units_backward())
         self._ids_mesh, self._targets_mesh = MeshShape.of(first), MeshShape.of(last)
         self._last_norm = 0.0
+        self._wants_stop = False
 
     def parameters(self) -> list[nn.Parameter]:
         """Return the parameters that this rank holds (DTensors), each once."""
@@ -146,19 +156,28 @@ class Engine:
         sums = self.pipeline.step(self._ids(batch), self._targets(batch), 1.0 / most_tokens, self._before_backward)
         sum_tied(self.held, self.world)
         sum_split_norms(self.held, self.world)
-        norm_squared, loss, num_tokens = self._over_all_ranks(squared_norm(self.held), sums)
+        norm_squared, loss, num_tokens, stops = self._over_all_ranks(squared_norm(self.held), sums)
         # How many tokens count is known only now. That spares a reduction before the step; where none is
         # ignored there is nothing left to do.
         scale = most_tokens / max(1.0, num_tokens)
         if num_tokens < most_tokens:
             scale_gradients(self.held, scale)
         self._last_norm = scale * norm_squared**0.5
-        return StepReport(loss=loss / max(1.0, num_tokens), num_tokens=int(num_tokens), gradient_norm=self._last_norm)
+        return StepReport(
+            loss=loss / max(1.0, num_tokens),
+            num_tokens=int(num_tokens),
+            gradient_norm=self._last_norm,
+            stop_requested=stops > 0,
+        )
+
+    def request_stop(self) -> None:
+        """Let the next step's report say on every rank that a stop was asked for on this one."""
+        self._wants_stop = True
 
     def evaluate(self, batch: Batch, num_micro_batches: int) -> tuple[float, int]:
         """Return the summed loss and token count over `num_micro_batches` micro-batches, forward only."""
         sums = self.pipeline.evaluate(self._ids(batch), self._targets(batch), num_micro_batches)
-        _, loss, num_tokens = self._over_all_ranks(torch.zeros((), dtype=torch.float64), sums)
+        _, loss, num_tokens, _ = self._over_all_ranks(torch.zeros((), dtype=torch.float64), sums)
         return loss, int(num_tokens)
 
     def clip_gradients(self, max_norm: float) -> float:
@@ -191,16 +210,17 @@ class Engine:
         ids, targets = batch(first, count)
         return ids.to(self.world.device), targets.to(self.world.device)
 
-    def _over_all_ranks(self, norm_squared: Tensor, sums: LossSums) -> tuple[float, float, float]:
-        """Return squared norm, summed loss and token count over all ranks, in one small all-reduce."""
+    def _over_all_ranks(self, norm_squared: Tensor, sums: LossSums) -> tuple[float, float, float, float]:
+        """Return squared norm, summed loss, token count and stop requests over all ranks, in one small all-reduce."""
         counts = self.world.is_last_stage and self._targets_mesh.tp_index(self.world.local_rank) == 0
-        mine = torch.stack([norm_squared.to(sums.loss), sums.loss, sums.num_tokens.to(sums.loss)])
+        stop = torch.full_like(sums.loss, float(self._wants_stop))
+        mine = torch.stack([norm_squared.to(sums.loss), sums.loss, sums.num_tokens.to(sums.loss), stop])
         if not counts:
-            mine[1:] = 0.0
+            mine[1:3] = 0.0
         if dist.get_world_size() > 1:
             dist.all_reduce(mine)
-        norm, loss, num_tokens = mine.tolist()
-        return norm, loss, num_tokens
+        norm, loss, num_tokens, stops = mine.tolist()
+        return norm, loss, num_tokens, stops
 
 
 def _plain(stage: Stage) -> set[nn.Parameter]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,7 @@ from meshwright.files import write_spec
 from meshwright.models import build_model
 from meshwright.runtime.checkpoint import find_checkpoint, load_checkpoint, save_checkpoint
 from meshwright.runtime.data import TokenDataset, Tokenizer, TokenStore, build_tokens, load_tokenizer, unigram_entropy
+from meshwright.runtime.diagnose import raise_not_finite
 from meshwright.runtime.launch import check_world_size, join, leave
 from meshwright.runtime.memory import PeakMemory
 from meshwright.runtime.metrics import Metrics
@@ -73,7 +75,7 @@ def train(plan: Plan, options: TrainOptions, *, show: Callable[[str], None]) -> 
 
 class _Run:
     def __init__(self, plan: Plan, options: TrainOptions, device: torch.device, show: Callable[[str], None]) -> None:
-        self.plan, self.options, self.device = plan, options, device
+        self.plan, self.options, self.device, self.show = plan, options, device, show
         self.is_first = dist.get_rank() == 0
         self.train_data, self.held_out = self._datasets()
         self.unigram_entropy = unigram_entropy(self.store.tokens) if self.is_first else 0.0
@@ -91,10 +93,13 @@ class _Run:
 
     def run(self) -> None:
         options = self.options
+        pids: list[int] = [0] * dist.get_world_size()
+        dist.all_gather_object(pids, os.getpid())
         if self.metrics is not None:
             self.metrics.write(
                 "start",
                 step=self.step,
+                pids=pids,
                 num_steps=options.num_steps,
                 num_ranks=self.plan.num_devices,
                 samples_per_epoch=self.train_data.samples_per_epoch,
@@ -102,6 +107,7 @@ class _Run:
                 baseline_memory_bytes=self.memory.baseline_bytes,
                 resumed_from=options.resume,
             )
+        self._listen_for_signals()
         last_step = min(options.num_steps, options.stop_at or options.num_steps)
         while self.step < last_step:
             started = time.perf_counter()
@@ -115,14 +121,33 @@ class _Run:
                 self._evaluate()
             if options.save_every and self.step % options.save_every == 0 and self.step < last_step:
                 self._save()
-        self._evaluate()
+            if report.stop_requested:
+                break
+        else:
+            self._evaluate()
         self._save()
         if self.metrics is not None:
             self.metrics.close()
 
+    def _listen_for_signals(self) -> None:
+        """On SIGTERM or the first Ctrl-C finish the step, save and end."""
+
+        def stop(number: int, _frame: object) -> None:
+            signal.signal(number, signal.SIG_DFL)
+            self.engine.request_stop()
+
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, stop)
+
     def _train_step(self, rate: float) -> StepReport:
         first_sample = self.num_samples
-        report = self.engine.forward_backward(lambda first, count: self.train_data.batch(first_sample + first, count))
+
+        def batch(first: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+            return self.train_data.batch(first_sample + first, count)
+
+        report = self.engine.forward_backward(batch)
+        if not report.is_finite:
+            raise_not_finite(self.engine, batch, self.step + 1)
         self.engine.clip_gradients(self.plan.job.optimizer.clip_norm)
         set_learning_rate(self.optimizer, rate)
         self.optimizer.step()
@@ -153,7 +178,7 @@ class _Run:
             self.metrics.write("checkpoint", step=self.step, path=str(path))
 
     def _resume(self, path: Path) -> None:
-        checkpoint = find_checkpoint(path)
+        checkpoint = find_checkpoint(path, self.show if self.is_first else lambda _: None)
         info = load_checkpoint(checkpoint, self.engine, self.optimizer)
         if info.data_seed != self.options.seed:
             raise UserError(
