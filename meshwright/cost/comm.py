@@ -10,11 +10,14 @@ of b bytes (the whole tensor), link bandwidth w and latency a:
 
 steps(n) = min(n-1, 4 log2 n): libraries switch to trees where a ring's latency would dominate
 (the constant is from fits on published runs). A group that crosses nodes uses the network, shared
-by its members inside one node.
+by its members inside one node. Where a profile has samples of a collective for groups of that size,
+they decide, in a straight line between message sizes.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from functools import lru_cache
 from math import log2
 
 from meshwright.spec.cluster import ClusterSpec
@@ -26,9 +29,31 @@ def collective_s(op: CollectiveOp, message_bytes: float, ranks: tuple[int, ...],
     num_ranks = len(ranks)
     if num_ranks == 1 or message_bytes == 0:
         return 0.0
+    if cluster.collective_samples:
+        points = _measured(op, num_ranks, abs(ranks[1] - ranks[0]), cluster)
+        if points:
+            return _interpolated(points, message_bytes)
     bytes_per_s, latency_s = _link(ranks, cluster)
     moved_bytes, num_latencies = ring_terms(op, message_bytes, num_ranks)
     return moved_bytes / bytes_per_s + num_latencies * latency_s
+
+
+@lru_cache(maxsize=4096)
+def _measured(op: CollectiveOp, num_ranks: int, stride: int, cluster: ClusterSpec) -> tuple[tuple[int, float], ...]:
+    """Return (bytes, seconds) samples of such groups, by size; those of another stride where there are none."""
+    found = [s for s in cluster.collective_samples if s.op == op and s.num_ranks == num_ranks]
+    nearest = min((abs(s.stride - stride) for s in found), default=0)
+    return tuple(sorted((s.message_bytes, s.seconds) for s in found if abs(s.stride - stride) == nearest))
+
+
+def _interpolated(points: tuple[tuple[int, float], ...], message_bytes: float) -> float:
+    """Return seconds on the line through the two nearest samples; below the smallest they cost the same."""
+    sizes = [size for size, _ in points]
+    if message_bytes <= sizes[0] or len(points) == 1:
+        return points[0][1]
+    right = min(bisect_left(sizes, message_bytes), len(points) - 1)
+    (low, low_s), (high, high_s) = points[right - 1], points[right]
+    return max(low_s, low_s + (message_bytes - low) / (high - low) * (high_s - low_s))
 
 
 def ring_terms(op: CollectiveOp, message_bytes: float, num_ranks: int) -> tuple[float, float]:

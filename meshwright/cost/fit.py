@@ -39,6 +39,7 @@ def fitted_cluster(cluster: ClusterSpec, profile: Profile) -> ClusterSpec:
     inside = [s for s in profile.collectives if s.num_ranks > 1]
     if inside:
         update["intra_node"] = fitted_link(inside)
+        update["collective_samples"] = tuple(inside)
     return cluster.model_copy(update=update)
 
 

@@ -23,13 +23,14 @@ _SIZES = ((512, 512, 512), (2048, 256, 256), (2048, 256, 1024))
 _COPY_ELEMENTS = 1 << 21
 _MESSAGES = (1 << 10, 1 << 16, 1 << 19, 1 << 22)
 _TORCH: dict[Dtype, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16}
-_OPS: tuple[CollectiveOp, ...] = ("all_reduce", "all_gather", "reduce_scatter", "send")
+_OPS: tuple[CollectiveOp, ...] = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send")
+_PAIR = 2
 
 
 def measure_rates(device: torch.device, name: str) -> Profile:
     """Return the profile of the ranks of the running process group. Collective; every rank gets all samples."""
     num_ranks = dist.get_world_size()
-    groups = dict(_groups(num_ranks))
+    groups = list(_groups(num_ranks))
     return Profile(
         device=name,
         backend="cuda" if device.type == "cuda" else "cpu",
@@ -42,15 +43,19 @@ def measure_rates(device: torch.device, name: str) -> Profile:
     )
 
 
-def _groups(num_ranks: int) -> Iterator[tuple[int, dist.ProcessGroup]]:
-    """Yield (size, this rank's group) for neighbouring ranks, every size a power of two; all ranks make all groups."""
-    size = 2
-    while size <= num_ranks:
-        for first in range(0, num_ranks - size + 1, size):
-            group = dist.new_group(list(range(first, first + size)))
-            if isinstance(group, dist.ProcessGroup):  # else this rank is not in it
-                yield size, group
-        size *= 2
+def _groups(num_ranks: int) -> Iterator[tuple[int, int, dist.ProcessGroup]]:
+    """Yield (size, stride, this rank's group) for every way to part the ranks into equal groups of equal stride.
+
+    All ranks make all groups, in the same order, and all groups of one way are busy at the same time.
+    """
+    for size in (d for d in range(2, num_ranks + 1) if num_ranks % d == 0):
+        for stride in (d for d in range(1, num_ranks // size + 1) if (num_ranks // size) % d == 0):
+            for start in range(0, num_ranks, size * stride):
+                for offset in range(stride):
+                    ranks = list(range(start + offset, start + offset + size * stride, stride))
+                    group = dist.new_group(ranks)
+                    if isinstance(group, dist.ProcessGroup):  # else this rank is not in it
+                        yield size, stride, group
 
 
 def _matmuls(device: torch.device) -> Iterator[MatmulSample]:
@@ -76,13 +81,23 @@ def _launch(device: torch.device) -> LaunchSample:
     return LaunchSample(busy_ranks=dist.get_world_size(), seconds=timed(lambda: x + 1, device).seconds)
 
 
-def _collectives(device: torch.device, groups: dict[int, dist.ProcessGroup]) -> Iterator[CollectiveSample]:
-    for size, group in groups.items():
+def _collectives(
+    device: torch.device, groups: list[tuple[int, int, dist.ProcessGroup]]
+) -> Iterator[CollectiveSample]:
+    for size, stride, group in groups:
         for op in _OPS:
+            if op == "send" and size != _PAIR:
+                continue
             for message_bytes in _MESSAGES:
-                call = _collective(op, message_bytes, size, group, device)
-                seconds = timed(call, device).seconds
-                yield CollectiveSample(op=op, num_ranks=size, stride=1, message_bytes=message_bytes, seconds=seconds)
+                taken = timed(_collective(op, message_bytes, size, group, device), device)
+                yield CollectiveSample(
+                    op=op,
+                    num_ranks=size,
+                    stride=stride,
+                    message_bytes=message_bytes,
+                    seconds=taken.seconds,
+                    spread=taken.spread,
+                )
 
 
 def _collective(
@@ -96,6 +111,9 @@ def _collective(
         return lambda: dist.all_gather_single(whole, part, group=group)
     if op == "reduce_scatter":
         return lambda: dist.reduce_scatter_single(part, whole, group=group)
+    if op == "all_to_all":
+        other = torch.zeros_like(whole)
+        return lambda: dist.all_to_all_single(other, whole, group=group)
     return lambda: _pass_on(whole, group)
 
 

@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import model_validator
 
 from meshwright.spec.base import Dtype, NonNegativeFloat, PositiveFloat, PositiveInt, Spec
-from meshwright.spec.profile import LayerSample
+from meshwright.spec.profile import CollectiveSample, LayerSample
 
 Kernels = Literal["cpu_stock", "cuda_fused"]
 
@@ -71,7 +71,10 @@ class LinkSpec(Spec):
 
 
 class ClusterSpec(Spec):
-    """`num_nodes` equal nodes of `devices_per_node` equal devices; ranks count node by node."""
+    """`num_nodes` equal nodes of `devices_per_node` equal devices; ranks count node by node.
+
+    `collective_samples`, from a profile, go before the links for groups of their size and stride.
+    """
 
     schema_version: Literal[1] = 1
     name: str
@@ -80,6 +83,7 @@ class ClusterSpec(Spec):
     device: DeviceSpec
     intra_node: LinkSpec
     inter_node: LinkSpec
+    collective_samples: tuple[CollectiveSample, ...] = ()
 
     @property
     def num_devices(self) -> int:

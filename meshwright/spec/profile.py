@@ -73,6 +73,7 @@ class CollectiveSample(Spec):
     stride: PositiveInt
     message_bytes: PositiveInt
     seconds: PositiveFloat
+    spread: NonNegativeFloat = 0.0
 
 
 class Profile(Spec):
