@@ -81,9 +81,7 @@ def _launch(device: torch.device) -> LaunchSample:
     return LaunchSample(busy_ranks=dist.get_world_size(), seconds=timed(lambda: x + 1, device).seconds)
 
 
-def _collectives(
-    device: torch.device, groups: list[tuple[int, int, dist.ProcessGroup]]
-) -> Iterator[CollectiveSample]:
+def _collectives(device: torch.device, groups: list[tuple[int, int, dist.ProcessGroup]]) -> Iterator[CollectiveSample]:
     for size, stride, group in groups:
         for op in _OPS:
             if op == "send" and size != _PAIR:

@@ -96,7 +96,7 @@ def squared_norm(held: Iterable[HeldParameter]) -> Tensor:
     total = torch.zeros((), dtype=torch.float64)
     for copies, gradients in by_copies.items():
         present = [g for g in gradients if g.numel()] or [torch.zeros(1)]
-        norms = torch.stack(torch._foreach_norm(present))  # pyright: ignore[reportPrivateImportUsage]
+        norms = torch.stack(torch._foreach_norm(present))
         total = total + norms.double().square().sum().cpu() / copies
     return total
 
@@ -110,7 +110,7 @@ def clip(held: Iterable[HeldParameter], norm: float, max_norm: float) -> None:
 
 def scale_gradients(held: Iterable[HeldParameter], scale: float) -> None:
     """Multiply every gradient of this rank by `scale`."""
-    torch._foreach_mul_([p.local_gradient for p in held], scale)  # pyright: ignore[reportPrivateImportUsage]
+    torch._foreach_mul_([p.local_gradient for p in held], scale)
 
 
 TIED_NAME = "layers.0.token.weight"

@@ -22,9 +22,8 @@ _NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _TIMEOUT_S = 600
 MEETING_TIMEOUT_S = 60
 _HERE = "here"
-# For ranks that share a machine, unless the user has set them. glibc otherwise keeps freed tensors in its
-# heaps, and a CPU rank takes up to twice the memory it uses; giving them back costs page faults instead.
-LOCAL_ENVIRONMENT = {"OMP_NUM_THREADS": "1", "MALLOC_TRIM_THRESHOLD_": "1000000"}
+# For ranks that share a machine, unless the user has set them.
+LOCAL_ENVIRONMENT = {"OMP_NUM_THREADS": "1"}
 if sys.platform == "linux":
     LOCAL_ENVIRONMENT["GLOO_SOCKET_IFNAME"] = "lo"
 

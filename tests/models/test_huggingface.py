@@ -14,34 +14,18 @@ from meshwright.models import build_model
 from meshwright.models.build import Transformer
 from meshwright.models.loss import IGNORE_INDEX
 from meshwright.spec.families import model_from_config
+from tests.configs import GPT2, LLAMA, LLAMA3_ROPE
 
-GPT2 = {"n_embd": 48, "n_head": 4, "n_layer": 3, "n_positions": 32, "vocab_size": 300}
-LLAMA = {
-    "hidden_size": 48,
-    "intermediate_size": 80,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 6,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 64,
-    "vocab_size": 300,
-}
-LLAMA3_ROPE = {
-    "rope_type": "llama3",
-    "rope_theta": 500000.0,
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 16,
-}
+SIX_HEADS = LLAMA | {"num_attention_heads": 6}
 NO_DROPOUT = {"attn_pdrop": 0.0, "embd_pdrop": 0.0, "resid_pdrop": 0.0}
 CASES = {
     "gpt2": ("gpt2", GPT2 | NO_DROPOUT),
     "gpt2-untied": ("gpt2", GPT2 | NO_DROPOUT | {"tie_word_embeddings": False, "n_inner": 100}),
-    "llama": ("llama", LLAMA),
-    "llama-tied-biases": ("llama", LLAMA | {"tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True}),
-    "llama3-rope": ("llama", LLAMA | {"rope_parameters": LLAMA3_ROPE}),
-    "qwen2": ("qwen2", LLAMA | {"tie_word_embeddings": True}),
-    "qwen3": ("qwen3", LLAMA | {"head_dim": 16}),
+    "llama": ("llama", SIX_HEADS),
+    "llama-tied-biases": ("llama", SIX_HEADS | {"tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True}),
+    "llama3-rope": ("llama", LLAMA | {"rope_parameters": LLAMA3_ROPE | {"rope_theta": 500000.0}}),
+    "qwen2": ("qwen2", SIX_HEADS | {"tie_word_embeddings": True}),
+    "qwen3": ("qwen3", SIX_HEADS | {"head_dim": 16}),
 }
 
 # Patterns of their names and what ours are called; a GPT-2 block holds q, k and v in one matrix, inputs first.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -11,9 +12,11 @@ import torch
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 
-from meshwright.runtime import parallelize
 from meshwright.runtime.pipeline import Pipeline
 from meshwright.runtime.relayout import Mover, Relayout
+
+# The module: as an attribute of the package that name is the function.
+parallelize = importlib.import_module("meshwright.runtime.parallelize")
 
 # fault -> the case that it is planted in
 FAULTS = {

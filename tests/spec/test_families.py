@@ -13,24 +13,7 @@ from meshwright.errors import UserError
 from meshwright.spec.families import READERS, model_from_config, model_from_file
 from meshwright.spec.model import BlockLayer, ModelSpec, RopeScaling
 from meshwright.spec.parameters import layer_parameters, num_parameters
-
-GPT2 = {"n_embd": 48, "n_head": 4, "n_layer": 3, "n_positions": 32, "vocab_size": 300}
-LLAMA = {
-    "hidden_size": 48,
-    "intermediate_size": 80,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 64,
-    "vocab_size": 300,
-}
-LLAMA3_ROPE = {
-    "rope_type": "llama3",
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 32,
-}
+from tests.configs import GPT2, LLAMA, LLAMA3_ROPE
 
 CASES = [
     ("gpt2", GPT2),
