@@ -18,6 +18,7 @@ from typing import Any
 from rich.console import Console
 
 import meshwright
+from meshwright.report.compare import compare, compare_table
 from meshwright.report.text import comparison_table, plan_view, why_it_loses
 from meshwright.units import show_bytes, show_percent, show_seconds
 
@@ -143,6 +144,7 @@ def report(console: Console, plan: meshwright.Plan) -> None:
             f"peak memory of rank {rank}: predicted {show_bytes(predicted)}, measured {show_bytes(measured)}, "
             f"error {show_percent(predicted / measured - 1)}"
         )
+    console.print(compare_table([one for one in compare(plan, RUN / "metrics.jsonl") if one.unit == "s"]))
     loss = held_out["held_out_loss"]
     console.print(f"held-out loss {loss:.3f} nats a byte; unigram entropy of the text {entropy:.3f}")
     if loss >= entropy:

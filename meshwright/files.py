@@ -63,6 +63,20 @@ def read_data(path: str | Path) -> Any:
         raise UserError(f"{path}: not readable as {kind}: {_one_line(error)}") from None
 
 
+def read_lines(path: str | Path) -> list[dict[str, Any]]:
+    """Return the objects in a file of one JSON object a line. Raises UserError that names the line."""
+    records: list[dict[str, Any]] = []
+    for number, line in enumerate(read_text(path).splitlines(), start=1):
+        try:
+            record = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise UserError(f"{path}: line {number}: not readable as JSON: {_one_line(error)}") from None
+        if not isinstance(record, dict):
+            raise UserError(f"{path}: line {number}: is not a JSON object")
+        records.append(cast("dict[str, Any]", record))
+    return records
+
+
 def read_text(path: str | Path) -> str:
     """Return the text of `path`, or raise UserError that says why not."""
     try:

@@ -11,6 +11,7 @@ import sys
 import typer
 from pydantic import ValidationError
 
+from meshwright.cli.compare import compare
 from meshwright.cli.doctor import doctor
 from meshwright.cli.plan import plan
 from meshwright.cli.predict import predict
@@ -29,7 +30,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-for command in (plan, predict, show, train, profile, schema, doctor):
+for command in (plan, predict, show, train, profile, compare, schema, doctor):
     app.command()(command)
 
 _BAD_INPUT = 2

@@ -106,6 +106,7 @@ def _micro_batch_seconds(
             compute_s=compute.forward_s,
             tp_s=forward_tp_s,
             zero_s=forward_zero_s,
+            copy_s=_copy_s(found, "forward", cluster),
             hidden_s=max(0.0, gather_s - forward_zero_s),
         ),
         backward=PhaseSeconds(
@@ -113,6 +114,7 @@ def _micro_batch_seconds(
             recompute_s=recompute_s,
             tp_s=backward_tp_s + recompute_tp_s,
             zero_s=backward_zero_s,
+            copy_s=_copy_s(found, "backward", cluster),
             hidden_s=max(0.0, reduce_s - backward_zero_s),
         ),
     )
@@ -136,6 +138,7 @@ def _step_seconds(
     own = padded_elements(parameters, strategy.tp, strategy.dp_shard)
     return StepSeconds(
         gradient_sync_s=reduce_exposed_s + _split_norm_sync_s(parameters, strategy, job, cluster),
+        copy_s=_copy_s(found, "step", cluster),
         parameter_gather_s=gather_exposed_s,
         optimizer_s=optimizer_s(own, cluster.device),
         hidden_s=max(0.0, gather_s - gather_exposed_s) + max(0.0, reduce_s - reduce_exposed_s),
@@ -170,6 +173,12 @@ def _total_s(
             ranks = worst_group(MeshShape.of(strategy), c.axis, cluster.devices_per_node)
             total_s += c.count * collective_s(c.op, c.message_bytes, ranks, cluster)
     return total_s
+
+
+def _copy_s(found: tuple[Collective, ...], phase: str, cluster: ClusterSpec) -> float:
+    """Seconds to copy parameters out of, and gradients into, the flat buffers that are gathered and reduced."""
+    moved_bytes = sum(2 * c.count * c.message_bytes for c in found if c.phase == phase and c.purpose != "tp")
+    return moved_bytes / (cluster.device.memory_bytes_per_s * cluster.device.memory_efficiency)
 
 
 @lru_cache(maxsize=65536)

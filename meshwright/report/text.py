@@ -59,7 +59,7 @@ def prediction_line(plan: Plan, predicted: Prediction) -> Text:
 
 def strategy_table(plan: Plan) -> Table:
     """Return the layers of each stage with their strategies."""
-    table = _table("stage", "ranks", "layers", "strategy")
+    table = plain_table("stage", "ranks", "layers", "strategy")
     for index, stage in enumerate(plan.stages):
         first = index * plan.stage_devices
         ranks = f"{first}-{first + plan.stage_devices - 1}" if plan.stage_devices > 1 else str(first)
@@ -72,14 +72,14 @@ def strategy_table(plan: Plan) -> Table:
 
 def time_table(predicted: Prediction) -> Table:
     """Return the seconds of each stage by term: of one micro-batch, and once a step."""
-    table = _table(
+    table = plain_table(
         "stage", "forward", "backward", "of it: compute", "recompute", "tp", "zero", "re-layout", "border",
         "once a step", "bubble",
     )  # fmt: skip
     for index, stage in enumerate(predicted.stages):
         forward, backward = stage.micro_batch.forward, stage.micro_batch.backward
         both = forward + backward
-        terms = (both.compute_s, both.recompute_s, both.tp_s, both.zero_s, both.relayout_s, both.border_s)
+        terms = (both.compute_s, both.recompute_s, both.tp_s, both.zero_s + both.copy_s, both.relayout_s, both.border_s)
         table.add_row(
             str(index),
             show_seconds(forward.total_s),
@@ -93,7 +93,7 @@ def time_table(predicted: Prediction) -> Table:
 
 def memory_table(plan: Plan) -> Table:
     """Return the bytes of each stage by term; `slack` is what the search's upper bound holds back."""
-    table = _table(
+    table = plain_table(
         "stage", "master", "copy", "gradients", "optimizer", "activations", "transient", "peak", "slack", "of budget"
     )
     for index, stage in enumerate(plan.predicted.stages if plan.predicted else ()):
@@ -114,7 +114,7 @@ def memory_table(plan: Plan) -> Table:
 
 def comparison_table(rows: Iterable[tuple[str, Plan | None, str]]) -> Table:
     """Return plans side by side: (name, plan or None, remark)."""
-    table = _table("plan", "step", "tokens/s", "peak", "stages", "micro-batches", "strategies", "remark")
+    table = plain_table("plan", "step", "tokens/s", "peak", "stages", "micro-batches", "strategies", "remark")
     for name, plan, remark in rows:
         if plan is None or plan.predicted is None:
             table.add_row(name, "-", "-", "-", "-", "-", "-", remark)
@@ -159,7 +159,7 @@ def _share(plan: Plan, name: str) -> float:
 
 def _terms(stage: StagePrediction, num_micro_batches: int) -> tuple[float, ...]:
     both = stage.micro_batch.forward + stage.micro_batch.backward
-    each = (both.compute_s, both.recompute_s, both.tp_s, both.zero_s, both.relayout_s, both.border_s)
+    each = (both.compute_s, both.recompute_s, both.tp_s, both.zero_s + both.copy_s, both.relayout_s, both.border_s)
     return (*(num_micro_batches * term for term in each), stage.step.total_s, stage.bubble_s)
 
 
@@ -177,7 +177,8 @@ def _layer_names(plan: Plan, first: int, run: LayerRun) -> str:
     return ", ".join(names)
 
 
-def _table(*columns: str) -> Table:
+def plain_table(*columns: str) -> Table:
+    """Return an empty table without lines."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in columns:
         table.add_column(column, overflow="fold")

@@ -154,9 +154,10 @@ class Engine:
         """
         most_tokens = self.plan.global_batch_size * self.plan.job.seq_len
         sums = self.pipeline.step(self._ids(batch), self._targets(batch), 1.0 / most_tokens, self._before_backward)
-        sum_tied(self.held, self.world)
-        sum_split_norms(self.held, self.world)
-        norm_squared, loss, num_tokens, stops = self._over_all_ranks(squared_norm(self.held), sums)
+        with self.pipeline.stopwatch.timing("sync"):
+            sum_tied(self.held, self.world)
+            sum_split_norms(self.held, self.world)
+            norm_squared, loss, num_tokens, stops = self._over_all_ranks(squared_norm(self.held), sums)
         # How many tokens count is known only now. That spares a reduction before the step; where none is
         # ignored there is nothing left to do.
         scale = most_tokens / max(1.0, num_tokens)

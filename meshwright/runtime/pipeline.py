@@ -20,6 +20,7 @@ from meshwright.models.loss import IGNORE_INDEX
 from meshwright.runtime.groups import World
 from meshwright.runtime.split import TORCH_DTYPES
 from meshwright.runtime.stage import Stage
+from meshwright.runtime.stopwatch import Stopwatch
 from meshwright.spec.base import divide
 from meshwright.spec.mesh import Layout
 from meshwright.spec.model import TensorSpec, hands_on
@@ -83,6 +84,7 @@ class Pipeline:
     def __init__(self, stage: Stage, world: World) -> None:
         plan = world.plan
         self.stage, self.world = stage, world
+        self.stopwatch = Stopwatch(world.device)
         self.actions = make_schedule(plan.schedule, plan.num_stages, plan.num_micro_batches)[world.stage]
         first, last = plan.boundaries[world.stage], plan.boundaries[world.stage + 1] - 1
         self.is_first, self.is_last = world.stage == 0, world.is_last_stage
@@ -112,24 +114,35 @@ class Pipeline:
         sent_back: Pending = []
         for phase, micro_batch in self.actions:
             if phase == "forward":
-                inputs = (ids(micro_batch),) if self.is_first else self._receive(self.arriving, self.previous)
-                wanted = targets(micro_batch) if self.is_last else None
-                out = self._forward(inputs, wanted)
-                if wanted is not None:
-                    sums.add(out[0], wanted)
-                    out = (out[0] * loss_scale,)
-                edges = tuple(get_gradient_edge(x) for x in out if x.requires_grad)
-                in_flight[micro_batch] = _InFlight(inputs, edges, self._send_forward(out))
-                del out
+                with self.stopwatch.timing("waiting"):
+                    inputs = (ids(micro_batch),) if self.is_first else self._receive(self.arriving, self.previous)
+                with self.stopwatch.timing("forward"):
+                    in_flight[micro_batch] = self._run_forward(
+                        inputs, targets(micro_batch) if self.is_last else None, sums, loss_scale
+                    )
             else:
                 work = in_flight.pop(micro_batch)
-                gradients = None if self.is_last else self._receive_gradients()
-                _wait(work.sends)
-                before_backward(micro_batch)
-                torch.autograd.backward(work.edges, gradients)  # type: ignore[arg-type]  # edges are accepted
-                sent_back += self._send_backward(work.inputs)
-        _wait(sent_back)
+                with self.stopwatch.timing("waiting"):
+                    gradients = None if self.is_last else self._receive_gradients()
+                    _wait(work.sends)
+                with self.stopwatch.timing("backward"):
+                    before_backward(micro_batch)
+                    torch.autograd.backward(work.edges, gradients)  # type: ignore[arg-type]  # edges are accepted
+                    sent_back += self._send_backward(work.inputs)
+        with self.stopwatch.timing("waiting"):
+            _wait(sent_back)
         return sums
+
+    def _run_forward(
+        self, inputs: tuple[Tensor, ...], targets: Tensor | None, sums: LossSums, loss_scale: float
+    ) -> _InFlight:
+        """Run one micro-batch forward and send it on; what it hands on is let go as soon as it is sent."""
+        out = self._forward(inputs, targets)
+        if targets is not None:
+            sums.add(out[0], targets)
+            out = (out[0] * loss_scale,)
+        edges = tuple(get_gradient_edge(x) for x in out if x.requires_grad)
+        return _InFlight(inputs, edges, self._send_forward(out))
 
     @torch.no_grad()
     def evaluate(self, ids: Slices, targets: Slices, num_micro_batches: int) -> LossSums:

@@ -22,6 +22,7 @@ from meshwright.runtime.memory import PeakMemory
 from meshwright.runtime.metrics import Metrics
 from meshwright.runtime.optimizer import learning_rate, make_optimizer, set_learning_rate
 from meshwright.runtime.parallelize import Engine, StepReport, parallelize, refuse_what_cannot_run
+from meshwright.runtime.stopwatch import PARTS, Part
 from meshwright.runtime.warm_up import warm_up
 from meshwright.spec.base import NonNegativeFloat, NonNegativeInt, PositiveInt, Spec
 from meshwright.spec.flops import step_flops
@@ -148,10 +149,11 @@ class _Run:
         report = self.engine.forward_backward(batch)
         if not report.is_finite:
             raise_not_finite(self.engine, batch, self.step + 1)
-        self.engine.clip_gradients(self.plan.job.optimizer.clip_norm)
-        set_learning_rate(self.optimizer, rate)
-        self.optimizer.step()
-        self.engine.zero_grad()
+        with self.engine.pipeline.stopwatch.timing("optimizer"):
+            self.engine.clip_gradients(self.plan.job.optimizer.clip_norm)
+            set_learning_rate(self.optimizer, rate)
+            self.optimizer.step()
+            self.engine.zero_grad()
         return report
 
     def _evaluate(self) -> None:
@@ -188,7 +190,7 @@ class _Run:
         self.step, self.num_samples = info.step, info.num_samples
 
     def _log_step(self, report: StepReport, rate: float, step_s: float) -> None:
-        peaks = self._gather_peaks()
+        peaks, parts = self._gather_peaks_and_parts()
         if self.metrics is None:
             return
         job, num_samples = self.plan.job, self.plan.global_batch_size
@@ -205,13 +207,18 @@ class _Run:
             num_samples=self.num_samples,
             num_tokens=report.num_tokens,
             peak_memory_bytes=peaks,
+            parts_s=parts,
         )
 
-    def _gather_peaks(self) -> list[int]:
-        mine = torch.tensor([self.memory.peak_bytes], dtype=torch.int64, device=self.device)
-        everyone = torch.empty(dist.get_world_size(), dtype=torch.int64, device=self.device)
+    def _gather_peaks_and_parts(self) -> tuple[list[int], dict[Part, list[float]]]:
+        """Return every rank's peak memory and where its seconds went since the last record (see Stopwatch)."""
+        stopwatch = self.engine.pipeline.stopwatch
+        mine = torch.tensor([float(self.memory.peak_bytes), *stopwatch.take()], dtype=torch.float64, device=self.device)
+        everyone = torch.empty((dist.get_world_size(), len(mine)), dtype=torch.float64, device=self.device)
         dist.all_gather_single(everyone, mine)
-        return [int(peak) for peak in everyone.tolist()]
+        peaks, *parts = everyone.T.tolist()
+        named = dict(zip(PARTS, parts, strict=True)) if stopwatch.means_something else {}
+        return [int(peak) for peak in peaks], named
 
     def _datasets(self) -> tuple[TokenDataset, TokenDataset]:
         """Return the training and held-out samples; the first rank of each machine makes the tokens."""

@@ -23,19 +23,25 @@ class Terms(Spec):
 
 
 class PhaseSeconds(Terms):
-    """One pass of one micro-batch. `hidden_s` ran under compute and is not part of the total."""
+    """One pass of one micro-batch. `hidden_s` ran under compute and is not part of the total.
+
+    `copy_s`: out of and into the flat buffers in which parameters are gathered and gradients reduced.
+    """
 
     compute_s: NonNegativeFloat = 0.0
     recompute_s: NonNegativeFloat = 0.0
     tp_s: NonNegativeFloat = 0.0
     zero_s: NonNegativeFloat = 0.0
+    copy_s: NonNegativeFloat = 0.0
     relayout_s: NonNegativeFloat = 0.0
     border_s: NonNegativeFloat = 0.0
     hidden_s: NonNegativeFloat = 0.0
 
     @property
     def total_s(self) -> float:
-        return self.compute_s + self.recompute_s + self.tp_s + self.zero_s + self.relayout_s + self.border_s
+        return (
+            self.compute_s + self.recompute_s + self.tp_s + self.zero_s + self.copy_s + self.relayout_s + self.border_s
+        )
 
 
 class MicroBatchSeconds(Terms):
@@ -51,6 +57,7 @@ class StepSeconds(Terms):
     """Once a step and stage, after its last backward. `hidden_s` is not part of the total."""
 
     gradient_sync_s: NonNegativeFloat = 0.0
+    copy_s: NonNegativeFloat = 0.0
     parameter_gather_s: NonNegativeFloat = 0.0
     tied_sync_s: NonNegativeFloat = 0.0
     optimizer_s: NonNegativeFloat = 0.0
@@ -59,7 +66,14 @@ class StepSeconds(Terms):
 
     @property
     def total_s(self) -> float:
-        return self.gradient_sync_s + self.parameter_gather_s + self.tied_sync_s + self.optimizer_s + self.other_s
+        return (
+            self.gradient_sync_s
+            + self.copy_s
+            + self.parameter_gather_s
+            + self.tied_sync_s
+            + self.optimizer_s
+            + self.other_s
+        )
 
 
 class StateBytes(Terms):

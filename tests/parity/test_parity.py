@@ -12,6 +12,7 @@ import pytest
 from tests.launch import run_ranks
 from tests.parity.cases import Case, all_cases
 from tests.parity.faults import FAULTS
+from tests.parity.worker import TUPLES_AFTER
 
 pytestmark = [pytest.mark.distributed, pytest.mark.slow]
 
@@ -33,7 +34,8 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> ByName:
         return json.loads(path.read_text())
 
     def by_name(name: str) -> Records:
-        case = CASES[FAULTS[name.removeprefix("fault:")] if name.startswith("fault:") else name]
+        where = {"tuples": TUPLES_AFTER, **{f"fault:{fault}": case for fault, case in FAULTS.items()}}
+        case = CASES[where.get(name, name)]
         return of_world(case.plan.num_devices)[name]
 
     return by_name
@@ -71,6 +73,13 @@ def test_bf16_is_near_one_device(name: str, records: ByName):
     for record in records(name):
         assert max(record["loss_error"]) <= 2e-2
         assert record["tied_copies"] == 0.0
+
+
+def test_layers_may_hand_on_several_tensors(records: ByName):
+    """Two float tensors with gradients and one of integers, through re-layouts, recomputation and a border."""
+    for record in records("tuples"):
+        assert record["loss_error"][0] <= 1e-6
+        assert record["gradient_error"] <= 1.0
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -33,8 +33,10 @@ from tests.parity.faults import FAULTS, planted
 from tests.parity.measure import optimizer_bytes, saved_activation_bytes, storage_bytes
 from tests.parity.recorder import recorded_calls
 from tests.parity.reference import NUM_STEPS, make_batch, train_reference
+from tests.parity.tuples import handing_on_tuples, tuple_plan, tuple_reference
 
 SEED = 7
+TUPLES_AFTER = "hsdp2x2"  # the case of four ranks after which tuples are tried
 
 
 def main(results_path: str, names: list[str]) -> None:
@@ -49,6 +51,8 @@ def main(results_path: str, names: list[str]) -> None:
             if where == case.name:
                 with planted(fault):
                     records[f"fault:{fault}"] = _together(first_step(case.plan))
+        if case.name == TUPLES_AFTER:
+            records["tuples"] = _together(run_tuples())
         if dist.get_rank() == 0:
             Path(results_path).write_text(json.dumps(records))
     dist.destroy_process_group()
@@ -81,6 +85,16 @@ def run_case(plan: Plan) -> dict[str, Any]:
     predicted = sum(cost.activation_bytes for cost in stage_layer_costs(plan, engine.world.stage))
     record["activations"] = [predicted, saved_activation_bytes(engine, make_slices(plan, 0))]
     return record
+
+
+def run_tuples() -> dict[str, Any]:
+    """Return how far a plan whose layers hand on three tensors is from one device."""
+    plan = tuple_plan()
+    with handing_on_tuples():
+        want_loss, gradients = tuple_reference(plan, SEED)
+        engine = parallelize(build_model(plan.model), plan, seed=SEED)
+        report = engine.forward_backward(make_slices(plan, 0))
+    return {"loss_error": [abs(report.loss / want_loss - 1)], "gradient_error": gradient_error(engine, gradients)}
 
 
 def first_step(plan: Plan) -> dict[str, Any]:

@@ -1,0 +1,27 @@
+"""meshwright compare: a plan's prediction against the metrics of its run."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from meshwright.cli.common import JsonFlag, show_json, show_view
+from meshwright.report.compare import compare as compared
+from meshwright.report.compare import compare_table
+from meshwright.search.planner import load_plan
+
+
+def compare(
+    plan: Annotated[Path, typer.Argument(help="A plan file with a prediction.")],
+    metrics: Annotated[Path, typer.Argument(help="The metrics.jsonl of its run.")],
+    json: JsonFlag = False,
+) -> None:
+    """Hold a plan's prediction against its run: step time and its parts by stage, peak memory by rank."""
+    found = compared(load_plan(plan), metrics)
+    if json:
+        show_json([{**asdict(one), "error": one.error} for one in found])
+    else:
+        show_view(compare_table(found))
