@@ -22,6 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -218,27 +219,33 @@ def work(options: argparse.Namespace) -> None:
     for name in jobs:
         for _ in range(WARM_UP_STEPS):
             step(name)
-    out: dict[str, Any] = {}
     if options.worker == "memory":
         (name,) = jobs
         peaks: list[int] = [0] * dist.get_world_size()
         dist.all_gather_object(peaks, memory.peak_bytes)
-        out[name] = peaks
+        out: dict[str, Any] = {name: peaks}
     else:
-        out = {name: [] for name in jobs}
-        order = list(jobs)
-        for turn in range(options.rounds):
-            random.Random(turn).shuffle(order)
-            for name in order:
-                dist.barrier()
-                started = time.perf_counter()
-                for _ in range(STEPS_A_TURN):
-                    step(name)
-                dist.barrier()
-                out[name].append((time.perf_counter() - started) / STEPS_A_TURN)
+        out = in_turns(step, list(jobs), options.rounds)
     if dist.get_rank() == 0:
         options.json.write_text(json.dumps(out))
     dist.destroy_process_group()
+
+
+def in_turns(step: Callable[[str], None], order: list[str], rounds: int) -> dict[str, list[float]]:
+    """Return seconds a step of each plan, one figure a round, in an order that changes from round to round."""
+    import torch.distributed as dist
+
+    times: dict[str, list[float]] = {name: [] for name in order}
+    for turn in range(rounds):
+        random.Random(turn).shuffle(order)
+        for name in order:
+            dist.barrier()
+            started = time.perf_counter()
+            for _ in range(STEPS_A_TURN):
+                step(name)
+            dist.barrier()
+            times[name].append((time.perf_counter() - started) / STEPS_A_TURN)
+    return times
 
 
 def show(result: dict[str, Any]) -> None:

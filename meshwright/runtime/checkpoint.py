@@ -25,7 +25,7 @@ from meshwright.errors import UserError
 from meshwright.files import read_spec, sha256, write_spec
 from meshwright.runtime.initialize import local_data
 from meshwright.runtime.parallelize import Engine
-from meshwright.spec.base import NonNegativeInt, Spec
+from meshwright.spec.base import NonNegativeFloat, NonNegativeInt, PositiveInt, Spec
 from meshwright.spec.model import ModelSpec
 
 _PREFIX, _PARTIAL, _REPLACED = "step-", ".partial", ".replaced"
@@ -40,10 +40,20 @@ class StoredFile(Spec):
     num_bytes: NonNegativeInt
 
 
+class DataInfo(Spec):
+    """What a global sample number means: equal values give equal samples."""
+
+    seed: NonNegativeInt
+    seq_len: PositiveInt
+    tokens_sha256: str
+    held_out_fraction: NonNegativeFloat
+
+
 class CheckpointInfo(Spec):
     """What a checkpoint is of, and where in the data it was taken.
 
-    `num_samples` counts the samples trained on so far: the next step starts at that global sample.
+    `num_samples` counts the samples trained on so far: the next step starts at that global sample,
+    which is a window of `seq_len` tokens of the data named by `tokens_sha256` and `held_out_fraction`.
     """
 
     schema_version: Literal[1] = 1
@@ -51,7 +61,7 @@ class CheckpointInfo(Spec):
     model: str
     step: NonNegativeInt
     num_samples: NonNegativeInt
-    data_seed: NonNegativeInt
+    data: DataInfo
     torch_version: str
     files: tuple[StoredFile, ...]
 
@@ -70,7 +80,7 @@ def save_checkpoint(
     *,
     step: int,
     num_samples: int,
-    data_seed: int,
+    data: DataInfo,
 ) -> Path:
     """Write a checkpoint below `folder` and return its path. Collective over all ranks.
 
@@ -91,7 +101,7 @@ def save_checkpoint(
                 model=engine.plan.model.name,
                 step=step,
                 num_samples=num_samples,
-                data_seed=data_seed,
+                data=data,
                 torch_version=str(torch.__version__),
                 files=tuple(
                     StoredFile(name=file.name, num_bytes=file.stat().st_size) for file in sorted(partial.iterdir())

@@ -189,8 +189,10 @@ class Engine:
     def _units_backward(self) -> list[FSDPModule]:
         """Return the sharded units in the order in which a backward pass first needs them."""
         units = [unit for unit, _ in self._units]
-        has_tied_unit = len(self.plan.sharded_units(self.world.stage)[0]) > 1  # needed first, let go last
-        return [*units[:1], *reversed(units[1:])] if has_tied_unit else units[::-1]
+        tied_unit_is_first = len(self.plan.sharded_units(self.world.stage)[0]) > 1 and needs_copy(
+            self.plan.strategies[0], self.plan.job
+        )  # embedding and head of one stage: needed first, let go last
+        return [units[0], *reversed(units[1:])] if tied_unit_is_first else units[::-1]
 
     def _before_backward(self, micro_batch: int) -> None:
         is_last = micro_batch == self.plan.num_micro_batches - 1
@@ -209,6 +211,12 @@ class Engine:
         count = samples // mesh.dp
         first = micro_batch * samples + mesh.dp_index(self.world.local_rank) * count
         ids, targets = batch(first, count)
+        wanted = (count, self.plan.job.seq_len)
+        if ids.shape != wanted or targets.shape != wanted:
+            raise UserError(
+                f"batch: samples {first} to {first + count - 1} must be ids and targets of shape {wanted}, "
+                f"not {tuple(ids.shape)} and {tuple(targets.shape)}"
+            )
         return ids.to(self.world.device), targets.to(self.world.device)
 
     def _over_all_ranks(self, norm_squared: Tensor, sums: LossSums) -> tuple[float, float, float, float]:

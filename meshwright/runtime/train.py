@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -14,8 +15,8 @@ import torch.distributed as dist
 from meshwright.errors import UserError
 from meshwright.files import write_spec
 from meshwright.models import build_model
-from meshwright.runtime.checkpoint import find_checkpoint, load_checkpoint, save_checkpoint
-from meshwright.runtime.data import TokenDataset, Tokenizer, TokenStore, build_tokens, load_tokenizer, unigram_entropy
+from meshwright.runtime.checkpoint import DataInfo, find_checkpoint, load_checkpoint, save_checkpoint
+from meshwright.runtime.data import Split, TokenDataset, TokenStore, build_tokens, load_tokenizer, unigram_entropy
 from meshwright.runtime.diagnose import raise_not_finite
 from meshwright.runtime.launch import check_world_size, join, leave
 from meshwright.runtime.memory import PeakMemory
@@ -56,11 +57,32 @@ class TrainOptions(Spec):
     timeout_s: PositiveInt = 600
 
 
-def prepare_data(plan: Plan, options: TrainOptions) -> tuple[TokenStore, Tokenizer]:
-    """Return the tokens of the run, made if they are not cached. One process at a time may do this."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunData:
+    """The tokens of a run and its two splits; `held_out` is None when nothing is held out."""
+
+    store: TokenStore
+    training: TokenDataset
+    held_out: TokenDataset | None
+
+
+def prepare_data(plan: Plan, options: TrainOptions) -> RunData:
+    """Return the data of a run; tokens are made if they are not cached. One process at a time may make them."""
     tokenizer = load_tokenizer(options.tokenizer)
     store = build_tokens(options.data, tokenizer, options.cache_dir, vocab_size=plan.model.vocab_size)
-    return store, tokenizer
+
+    def split(name: Split) -> TokenDataset:
+        return TokenDataset(
+            store.tokens,
+            seq_len=plan.job.seq_len,
+            split=name,
+            seed=options.seed,
+            held_out_fraction=options.held_out_fraction,
+            end_of_document=tokenizer.end_of_document,
+        )
+
+    is_held_out = options.held_out_fraction > 0 and options.eval_samples > 0
+    return RunData(store=store, training=split("train"), held_out=split("held_out") if is_held_out else None)
 
 
 def train(plan: Plan, options: TrainOptions, *, show: Callable[[str], None]) -> None:
@@ -78,8 +100,14 @@ class _Run:
     def __init__(self, plan: Plan, options: TrainOptions, device: torch.device, show: Callable[[str], None]) -> None:
         self.plan, self.options, self.device, self.show = plan, options, device, show
         self.is_first = dist.get_rank() == 0
-        self.train_data, self.held_out = self._datasets()
-        self.unigram_entropy = unigram_entropy(self.store.tokens) if self.is_first else 0.0
+        self.data = self._data()
+        self.data_info = DataInfo(
+            seed=options.seed,
+            seq_len=plan.job.seq_len,
+            tokens_sha256=self.data.store.header.tokens_sha256,
+            held_out_fraction=options.held_out_fraction,
+        )
+        self.unigram_entropy = unigram_entropy(self.data.store.tokens) if self.is_first else 0.0
         warm_up(device)
         self.memory = PeakMemory(device)
         self.engine: Engine = parallelize(build_model(plan.model), plan, seed=options.seed, device=device)
@@ -103,7 +131,7 @@ class _Run:
                 pids=pids,
                 num_steps=options.num_steps,
                 num_ranks=self.plan.num_devices,
-                samples_per_epoch=self.train_data.samples_per_epoch,
+                samples_per_epoch=self.data.training.samples_per_epoch,
                 unigram_entropy=self.unigram_entropy,
                 baseline_memory_bytes=self.memory.baseline_bytes,
                 resumed_from=options.resume,
@@ -144,7 +172,7 @@ class _Run:
         first_sample = self.num_samples
 
         def batch(first: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-            return self.train_data.batch(first_sample + first, count)
+            return self.data.training.batch(first_sample + first, count)
 
         report = self.engine.forward_backward(batch)
         if not report.is_finite:
@@ -157,11 +185,14 @@ class _Run:
         return report
 
     def _evaluate(self) -> None:
+        held_out = self.data.held_out
+        if held_out is None:
+            return
         samples = self.plan.micro_batch_samples
-        num_micro_batches = min(self.options.eval_samples, self.held_out.samples_per_epoch) // samples
+        num_micro_batches = min(self.options.eval_samples, held_out.samples_per_epoch) // samples
         if num_micro_batches == 0:
             return
-        loss_sum, num_tokens = self.engine.evaluate(self.held_out.batch, num_micro_batches)
+        loss_sum, num_tokens = self.engine.evaluate(held_out.batch, num_micro_batches)
         if self.metrics is not None:
             self.metrics.write(
                 "held_out", step=self.step, held_out_loss=loss_sum / max(1, num_tokens), num_tokens=num_tokens
@@ -174,7 +205,7 @@ class _Run:
             self.optimizer,
             step=self.step,
             num_samples=self.num_samples,
-            data_seed=self.options.seed,
+            data=self.data_info,
         )
         if self.metrics is not None:
             self.metrics.write("checkpoint", step=self.step, path=str(path))
@@ -182,10 +213,15 @@ class _Run:
     def _resume(self, path: Path) -> None:
         checkpoint = find_checkpoint(path, self.show if self.is_first else lambda _: None)
         info = load_checkpoint(checkpoint, self.engine, self.optimizer)
-        if info.data_seed != self.options.seed:
+        if info.data.seed != self.options.seed:
             raise UserError(
-                f"seed: {checkpoint} was trained with data seed {info.data_seed}, not {self.options.seed}; "
-                f"use --seed {info.data_seed} so that no sample is seen twice"
+                f"seed: {checkpoint} was trained with data seed {info.data.seed}, not {self.options.seed}; "
+                f"use --seed {info.data.seed} so that no sample is seen twice"
+            )
+        if info.data != self.data_info and self.is_first:
+            self.show(
+                f"warning: {checkpoint} was trained on other data, another seq_len or another held-out share; "
+                f"sample {info.num_samples} is now another one, and some may be seen twice or never"
             )
         self.step, self.num_samples = info.step, info.num_samples
 
@@ -215,27 +251,14 @@ class _Run:
         stopwatch = self.engine.pipeline.stopwatch
         mine = torch.tensor([float(self.memory.peak_bytes), *stopwatch.take()], dtype=torch.float64, device=self.device)
         everyone = torch.empty((dist.get_world_size(), len(mine)), dtype=torch.float64, device=self.device)
-        dist.all_gather_single(everyone, mine)
+        dist.all_gather_single(everyone.view(-1), mine)
         peaks, *parts = everyone.T.tolist()
         named = dict(zip(PARTS, parts, strict=True)) if stopwatch.means_something else {}
         return [int(peak) for peak in peaks], named
 
-    def _datasets(self) -> tuple[TokenDataset, TokenDataset]:
-        """Return the training and held-out samples; the first rank of each machine makes the tokens."""
-        is_maker = int(os.environ.get("LOCAL_RANK", "0")) == 0
-        if is_maker:
+    def _data(self) -> RunData:
+        """Return the data; the first rank of each machine makes the tokens."""
+        if int(os.environ.get("LOCAL_RANK", "0")) == 0:
             prepare_data(self.plan, self.options)
         dist.barrier()
-        self.store, tokenizer = prepare_data(self.plan, self.options)
-        train_data, held_out = (
-            TokenDataset(
-                self.store.tokens,
-                seq_len=self.plan.job.seq_len,
-                split=split,
-                seed=self.options.seed,
-                held_out_fraction=self.options.held_out_fraction,
-                end_of_document=tokenizer.end_of_document,
-            )
-            for split in ("train", "held_out")
-        )
-        return train_data, held_out
+        return prepare_data(self.plan, self.options)

@@ -45,6 +45,7 @@ from meshwright.units import show_bytes
 Progress = Callable[[str], None]
 
 DEFAULT_TIME_LIMIT_S = 20.0
+MOST_DEVICES = 1 << 14
 _NUM_RUNNERS_UP = 5
 _LARGEST_AUTO_BATCH = 1 << 16
 _LEAST_TIME_S = 0.05
@@ -259,7 +260,8 @@ def _sweep(request: Request, batches: tuple[int, ...], progress: Progress | None
         if progress is not None:
             progress(f"{number + 1}/{len(tasks)}: {task.describe()}")
         choice, bound_s = _solve_task(request, task, best, max(_LEAST_TIME_S, deadline - time.perf_counter()))
-        lower_per_sample = min(lower_per_sample, bound_s / task.batch)
+        # Stopped by the time limit, the solver may know less than the quick bound.
+        lower_per_sample = min(lower_per_sample, max(bound_s, task.bound_s) / task.batch)
         if choice is not None:
             plans.append(_Solved(task=task, choice=choice))
             best = min((plan for plan in (best, plans[-1]) if plan is not None), key=lambda plan: plan.score)
@@ -431,7 +433,8 @@ def _infeasible(request: Request, tasks: list[_Task], tried: tuple[Tried, ...]) 
     """Return the plan whose most overfull stage is least over the budget, of all settings."""
     nearest: tuple[float, _Task, Shortfall] | None = None
     for task in tasks:
-        short = shortfall(task.problem, partitions=_partitions(request, task))
+        partitions = _partitions(request, task)
+        short = None if partitions == () else shortfall(task.problem, partitions=partitions)
         if short is not None and (nearest is None or max(short.over_bytes) < nearest[0]):
             nearest = (max(short.over_bytes), task, short)
     budget_bytes = request.budget.usable_bytes

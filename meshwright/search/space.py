@@ -134,11 +134,14 @@ def strategies(space: Space, num_devices: int) -> tuple[Strategy, ...]:
     return tuple(sorted(found, key=lambda strategy: strategy.sort_key))
 
 
-def is_considered(layer: LayerSpec, strategy: Strategy, *, schedule_keeps_logits: bool) -> bool:
-    """Return False for what cannot help: recomputing an embedding, or a head whose backward follows at once."""
+def is_considered(layer: LayerSpec, strategy: Strategy, *, schedule_keeps_logits: bool, tied: bool = False) -> bool:
+    """Return False for what cannot help: recomputing an embedding, or a head whose backward follows at once.
+
+    A tied embedding must do what its head does.
+    """
     if strategy.recompute == "none" or isinstance(layer, BlockLayer):
         return True
-    return layer.kind == "head" and schedule_keeps_logits
+    return schedule_keeps_logits and (layer.kind == "head" or tied)
 
 
 def even_boundaries(num_layers: int, num_stages: int) -> tuple[int, ...] | None:

@@ -94,7 +94,7 @@ def _layer_row(setting: Setting, layer: LayerSpec, candidates: tuple[Strategy, .
     parameters = held_parameters(setting.model, layer, setting.num_stages)
     keeps_logits = setting.schedule == "gpipe"
     for column, strategy in enumerate(candidates):
-        if not is_considered(layer, strategy, schedule_keeps_logits=keeps_logits):
+        if not is_considered(layer, strategy, schedule_keeps_logits=keeps_logits, tied=setting.model.tied_embedding):
             continue
         if why_illegal(layer, strategy, setting.micro_batch_samples) is not None:
             continue

@@ -10,7 +10,9 @@ from pydantic import model_validator
 from meshwright.errors import UserError
 from meshwright.spec.base import Dtype, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Spec
 
-_RANGE = re.compile(r"^\s*(\d+)\s*\.\.\s*(\d+)\s*$")
+_NUMBER = re.compile(r"\s*([0-9]{1,9})\s*")
+_RANGE = re.compile(r"\s*([0-9]{1,9})\s*\.\.\s*([0-9]{1,9})\s*")
+LARGEST_BATCH = 1 << 20
 
 
 class BatchRange(Spec):
@@ -98,10 +100,12 @@ def parse_batch(text: str) -> int | BatchRange | Literal["auto"]:
     """Return what `--global-batch` means: "64", "8..512" or "auto"."""
     if text.strip() == "auto":
         return "auto"
-    if match := _RANGE.match(text):
+    if match := _RANGE.fullmatch(text):
         smallest, largest = int(match.group(1)), int(match.group(2))
-        if 1 <= smallest <= largest:
+        if 1 <= smallest <= largest <= LARGEST_BATCH:
             return BatchRange(smallest=smallest, largest=largest)
-    elif text.strip().isdigit() and int(text) >= 1:
-        return int(text)
-    raise UserError(f"global-batch: {text!r} is not a batch size; write 64, 8..512 or auto")
+    elif (match := _NUMBER.fullmatch(text)) and 1 <= int(match.group(1)) <= LARGEST_BATCH:
+        return int(match.group(1))
+    raise UserError(
+        f"global-batch: {text!r} is not a batch size; write 64, 8..512 or auto, up to {LARGEST_BATCH} samples"
+    )

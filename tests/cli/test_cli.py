@@ -278,8 +278,9 @@ def test_the_number_of_ranks_must_be_the_plans(run: Run, plan_file: PlanFile, mo
 def test_a_checkpoint_of_another_model_is_refused(run: Run, plan_file: PlanFile, tmp_path: Path):
     checkpoint = tmp_path / "run" / "checkpoints" / "step-00000003"
     checkpoint.mkdir(parents=True)
-    info = {"model_sha256": "0" * 64, "model": "gpt2", "step": 3, "num_samples": 24, "data_seed": 0}
-    (checkpoint / "checkpoint.json").write_text(json.dumps(info | {"torch_version": "0", "files": []}))
+    data = {"seed": 0, "seq_len": 8, "tokens_sha256": "0" * 64, "held_out_fraction": 0.05}
+    info = {"model_sha256": "0" * 64, "model": "gpt2", "step": 3, "num_samples": 24}
+    (checkpoint / "checkpoint.json").write_text(json.dumps(info | {"torch_version": "0", "files": [], "data": data}))
     outcome = run("train", plan_file(), "--local", "4", "--resume", str(tmp_path / "run"))
     check_refusal(outcome, "is of gpt2, a model other than the plan's tiny-llama")
 

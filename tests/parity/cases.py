@@ -213,6 +213,20 @@ def _two_ranks() -> list[Case]:
             ),
         ),
         Case(
+            name="tied-ends-alone-zero2-between",
+            plan=make_plan(gpt2_, [[(1, s(tp=2)), (4, s(shard=2, zero=2)), (1, s(tp=2))]], micro_batches=2, batch=8),
+        ),
+        Case(
+            name="tied-ends-alone-zero3-between",
+            plan=make_plan(gpt2_, [[(1, s(tp=2)), (4, s(shard=2, zero=3)), (1, s(tp=2))]], micro_batches=2, batch=8),
+        ),
+        Case(
+            name="gpipe-tied-recompute-everywhere",
+            plan=make_plan(
+                gpt2_, [[(6, s(shard=2, zero=3, recompute=True))]], micro_batches=4, batch=8, schedule="gpipe"
+            ),
+        ),
+        Case(
             name="bf16-zero3-and-tp",
             plan=make_plan(llama_, [[(2, s(shard=2, zero=3)), (4, s(tp=2))]], micro_batches=2, batch=8, dtype="bf16"),
         ),

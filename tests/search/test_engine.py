@@ -301,3 +301,24 @@ def test_progress_is_told():
     found("gpt2", "8xa100-sxm-40g", global_batch=32, seq_len=512, progress=lines.append)
     assert lines
     assert all("stages" in line for line in lines)
+
+
+@pytest.mark.parametrize("space", ["galvatron", "base", "3d", "pp"])
+def test_nothing_fits_although_some_stage_counts_cannot_be_even(space: str):
+    one_block = cut(model("tiny-llama"), 1)
+    outcome = meshwright.plan(one_block, cluster("2xcpu"), global_batch=4, seq_len=12, memory=1000, space=space)
+    assert isinstance(outcome, Infeasible)
+
+
+def test_tied_ends_may_recompute_together_where_logits_are_kept():
+    """The smallest plan of a tied model under GPipe recomputes everything; it must not be called impossible."""
+    spec = cut(model("tiny-gpt2"), 3)
+    recompute = Strategy(recompute="full")
+    everything = by_hand(
+        spec, "1xcpu", [recompute] * 5, batch=12, seq_len=32, micro_batches=12, dtype="fp32", schedule="gpipe"
+    )
+    needed = predict(everything).stages[0].bound_bytes
+    outcome = meshwright.plan(
+        spec, "1xcpu", global_batch=12, seq_len=32, schedule="gpipe", micro_batches=12, dtype="fp32", memory=needed
+    )
+    assert isinstance(outcome, Found), outcome
