@@ -44,6 +44,8 @@ def parse_bytes(text: str, *, field: str = "memory") -> int:
     value = float(match.group(1)) * _BYTE_UNITS[unit]
     if not math.isfinite(value) or value < 1:
         raise UserError(f"{field}: {text!r} is not a positive number of bytes")
+    if not unit and value < MiB:
+        raise UserError(f"{field}: {text!r} would be {value:g} bytes; write a unit, such as {text.strip()}GiB")
     return int(value)
 
 

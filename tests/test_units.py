@@ -12,7 +12,7 @@ from meshwright.units import GiB, parse_bytes, show_bytes, show_count, show_perc
 
 @pytest.mark.parametrize(
     ("text", "num_bytes"),
-    [("80GiB", 80 * GiB), ("40 GB", 40_000_000_000), ("512mib", 512 * 1024**2), ("1.5e9", 1_500_000_000), ("7", 7)],
+    [("80GiB", 80 * GiB), ("40 GB", 40_000_000_000), ("512mib", 512 * 1024**2), ("1.5e9", 1_500_000_000), ("7B", 7)],
 )
 def test_parse_bytes(text: str, num_bytes: int):
     assert parse_bytes(text) == num_bytes
@@ -34,3 +34,9 @@ def test_shown():
     assert (show_seconds(0), show_seconds(2.409), show_seconds(0.0352)) == ("0 s", "2.41 s", "35.2 ms")
     assert (show_seconds(8.1e-6), show_seconds(5e-9)) == ("8.10 us", "5 ns")
     assert (show_count(124_439_808), show_count(512), show_percent(0.031)) == ("124M", "512", "+3.1 %")
+
+
+def test_a_small_number_without_a_unit_is_refused():
+    with pytest.raises(UserError, match="38GiB"):
+        parse_bytes("38")
+    assert parse_bytes("1500000000") == 1_500_000_000

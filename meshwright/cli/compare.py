@@ -16,11 +16,11 @@ from meshwright.search.planner import load_plan
 
 def compare(
     plan: Annotated[Path, typer.Argument(help="A plan file with a prediction.")],
-    metrics: Annotated[Path, typer.Argument(help="The metrics.jsonl of its run.")],
+    metrics: Annotated[Path, typer.Argument(help="Its run folder, or the metrics.jsonl in it.")],
     json: JsonFlag = False,
 ) -> None:
     """Hold a plan's prediction against its run: step time and its parts by stage, peak memory by rank."""
-    found = compared(load_plan(plan), metrics)
+    found = compared(load_plan(plan), metrics / "metrics.jsonl" if metrics.is_dir() else metrics)
     if json:
         show_json([{**asdict(one), "error": one.error} for one in found])
     else:

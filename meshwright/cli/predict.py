@@ -102,7 +102,11 @@ def _uniform_plan(
 
 
 def _strategy(tp: int, dp: int, zero_stage: int, dp_shard: int | None) -> Strategy:
-    if dp == 1 or zero_stage == 0:
+    if dp == 1 and zero_stage:
+        raise UserError(
+            f"zero-stage: {zero_stage} shards over data-parallel ranks, but tp and pp leave a dp of 1; use 0"
+        )
+    if zero_stage == 0:
         if dp_shard not in (None, 1):
             raise UserError(f"dp-shard: {dp_shard} needs zero-stage 2 or 3 and a dp of at least 2 (dp is {dp})")
         return Strategy(tp=tp, dp_replicate=dp)

@@ -8,8 +8,8 @@ What the runtime does, per layer and rank:
 * vocabulary-parallel embedding: one all-reduce in forward. Head: a maximum and a sum over the
   vocabulary in the loss, an all-reduce of the hidden states' gradient in backward.
 * ZeRO-3: all-gather of the parameters before forward and before backward of every micro-batch.
-  ZeRO-2: once a step. Both reduce-scatter gradients after every micro-batch; with replicas on top
-  (HSDP) the shards are all-reduced once a step.
+  ZeRO-1 and ZeRO-2: once a step. ZeRO-2 and ZeRO-3 reduce-scatter gradients after every micro-batch, ZeRO-1
+  once a step; with replicas on top (HSDP) the shards are all-reduced once a step.
 * plain replication: one all-reduce of the gradients a step.
 * norms over split heads: their gradients are summed over the tensor-parallel ranks once a step.
 
@@ -113,7 +113,11 @@ def _data_parallel(parameters: tuple[ParameterSpec, ...], strategy: Strategy, jo
                 op="all_gather", axis="dp_shard", message_bytes=gathered_bytes, phase=phase, purpose="gather"
             )
         yield Collective(
-            op="reduce_scatter", axis="dp_shard", message_bytes=gradient_bytes, phase="backward", purpose="reduce"
+            op="reduce_scatter",
+            axis="dp_shard",
+            message_bytes=gradient_bytes,
+            phase="step" if strategy.zero_stage == 1 else "backward",
+            purpose="reduce",
         )
     if strategy.dp_replicate > 1:
         yield Collective(

@@ -42,7 +42,7 @@ def state_bytes(
     return StateBytes(
         master_bytes=_FP32 * own,
         copy_bytes=own * shards * dtype_bytes(job.param_dtype) if keeps_copy else 0,
-        gradient_bytes=_FP32 * own,
+        gradient_bytes=_FP32 * own * (shards if strategy.zero_stage == 1 else 1),  # ZeRO-1 keeps them whole
         optimizer_bytes=2 * _FP32 * exact + _STEP_COUNTER_BYTES * len(parameters),
     )
 

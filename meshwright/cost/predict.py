@@ -25,6 +25,7 @@ from meshwright.spec.plan import Plan, Prediction, StagePrediction
 from meshwright.spec.schedule import in_flight
 from meshwright.spec.terms import MicroBatchSeconds, PhaseSeconds, StateBytes, StepSeconds
 
+_ROUNDING = 1e-9  # sums of the same seconds in another order
 REPORT_BYTES = 32  # squared gradient norm, loss, tokens, stop requests, as fp64, summed over all ranks once a step
 
 
@@ -155,5 +156,5 @@ def _stage_prediction(plan: Plan, index: int, stage: StageCost, step_s: float) -
         peak_bytes=stage.peak_bytes,
         bound_bytes=stage.bound_bytes,
         busy_s=busy_s,
-        bubble_s=max(0.0, step_s - busy_s),
+        bubble_s=step_s - busy_s if step_s - busy_s > _ROUNDING * step_s else 0.0,
     )

@@ -54,6 +54,7 @@ def prediction_line(plan: Plan, predicted: Prediction) -> Text:
         f"predicted: {show_seconds(predicted.step_s)} a step, {predicted.tokens_per_s:,.0f} tokens/s, "
         f"mfu {100 * predicted.mfu:.1f} %, peak {show_bytes(predicted.peak_bytes)} of "
         f"{show_bytes(plan.budget.usable_bytes)} usable{reserve}"
+        + ("" if predicted.peak_bytes <= plan.budget.usable_bytes else ": DOES NOT FIT")
     )
 
 
@@ -76,6 +77,8 @@ def time_table(predicted: Prediction) -> Table:
         "stage", "forward", "backward", "of it: compute", "recompute", "tp", "zero", "re-layout", "border",
         "once a step", "bubble",
     )  # fmt: skip
+    table.caption = "forward to border: one micro-batch; once a step and bubble: the whole step"
+    table.caption_justify = "left"
     for index, stage in enumerate(predicted.stages):
         forward, backward = stage.micro_batch.forward, stage.micro_batch.backward
         both = forward + backward
@@ -94,7 +97,16 @@ def time_table(predicted: Prediction) -> Table:
 def memory_table(plan: Plan) -> Table:
     """Return the bytes of each stage by term; `slack` is what the search's upper bound holds back."""
     table = plain_table(
-        "stage", "master", "copy", "gradients", "optimizer", "activations", "transient", "peak", "slack", "of budget"
+        "stage",
+        "master",
+        "copy",
+        "gradients",
+        "optimizer",
+        "activations",
+        "transient",
+        "peak",
+        "slack of bound",
+        "of budget",
     )
     for index, stage in enumerate(plan.predicted.stages if plan.predicted else ()):
         states = stage.states

@@ -257,6 +257,10 @@ def _sweep(request: Request, batches: tuple[int, ...], progress: Progress | None
         if task.bound_s >= beat_s or request.space.uniform:
             tried.append(_tried(task, plans, "cannot beat the best plan"))
             continue
+        if best is not None and time.perf_counter() > deadline:
+            lower_per_sample = min(lower_per_sample, task.bound_s / task.batch)
+            tried.append(_tried(task, plans, "not solved: out of time"))
+            continue
         if progress is not None:
             progress(f"{number + 1}/{len(tasks)}: {task.describe()}")
         choice, bound_s = _solve_task(request, task, best, max(_LEAST_TIME_S, deadline - time.perf_counter()))

@@ -18,7 +18,7 @@ from meshwright.spec.model import ModelSpec
 from meshwright.spec.plan import Plan
 from meshwright.spec.profile import Profile
 from meshwright.spec.schedule import ScheduleName
-from meshwright.units import parse_bytes
+from meshwright.units import parse_bytes, show_bytes
 
 
 def plan(  # noqa: PLR0913 all but two by keyword, as on the command line
@@ -75,7 +75,7 @@ def make_budget(cluster: ClusterSpec, memory: int | str | None, reserve: int | s
     reserved_bytes = parse_bytes(reserve, field="reserve") if isinstance(reserve, str) else reserve
     available = cluster.device.memory_bytes
     if memory_bytes is not None and memory_bytes > available:
-        raise UserError(f"memory: {memory} is more than a {cluster.device.name} has ({available} bytes)")
+        raise UserError(f"memory: {memory} is more than a {cluster.device.name} has ({show_bytes(available)})")
     return make_spec(
         Budget,
         memory_bytes=available if memory_bytes is None else memory_bytes,
