@@ -10,6 +10,7 @@ import math
 import re
 
 from meshwright.errors import UserError
+from meshwright.files import shorten
 
 KiB = 1024
 MiB = 1024**2
@@ -40,12 +41,14 @@ def parse_bytes(text: str, *, field: str = "memory") -> int:
     match = _NUMBER_AND_UNIT.match(text)
     unit = match.group(2).lower() if match else ""
     if match is None or unit not in _BYTE_UNITS:
-        raise UserError(f"{field}: {text!r} is not a size; write a number and a unit, such as 80GiB, 40GB or 512MiB")
+        raise UserError(
+            f"{field}: {shorten(text)} is not a size; write a number and a unit, such as 80GiB, 40GB or 512MiB"
+        )
     value = float(match.group(1)) * _BYTE_UNITS[unit]
     if not math.isfinite(value) or value < 1:
-        raise UserError(f"{field}: {text!r} is not a positive number of bytes")
+        raise UserError(f"{field}: {shorten(text)} is not a positive number of bytes")
     if not unit and value < MiB:
-        raise UserError(f"{field}: {text!r} would be {value:g} bytes; write a unit, such as {text.strip()}GiB")
+        raise UserError(f"{field}: {shorten(text)} would be {value:g} bytes; write a unit, such as {text.strip()}GiB")
     return int(value)
 
 

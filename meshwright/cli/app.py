@@ -19,6 +19,8 @@ from meshwright.cli.profile import profile
 from meshwright.cli.schema import schema
 from meshwright.cli.show import show
 from meshwright.cli.train import train
+from meshwright.cli.trials import trials_of_file
+from meshwright.cli.tune import tune
 from meshwright.errors import UserError
 from meshwright.files import explain
 
@@ -30,8 +32,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-for command in (plan, predict, show, train, profile, compare, schema, doctor):
+for command in (plan, predict, show, train, profile, tune, compare, schema, doctor):
     app.command()(command)
+app.command("run-trials", hidden=True)(trials_of_file)
 
 _BAD_INPUT = 2
 
@@ -51,6 +54,8 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _complain(line: str) -> None:
+    """Print an error as one line, whatever names and values are quoted in it (a path may hold line breaks)."""
+    line = "".join(char if char.isprintable() else repr(char)[1:-1] for char in line)
     rank = os.environ.get("RANK")
     sys.stderr.write(f"error: {line}\n" if rank is None else f"error: rank {rank}: {line}\n")
     sys.stderr.flush()

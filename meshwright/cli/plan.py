@@ -3,40 +3,54 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from pathlib import Path
-from typing import Annotated, Literal
 
 import typer
 
 from meshwright.cli.common import JsonFlag, note, show_json, show_line, show_view
+from meshwright.cli.options import (
+    BatchOption,
+    ClusterOption,
+    DtypeOption,
+    MemoryOption,
+    MicroBatchesOption,
+    ModelOption,
+    PlanOutputOption,
+    ProfileOption,
+    ReserveOption,
+    ScheduleOption,
+    SeqLenOption,
+    SpaceOption,
+    StagesOption,
+    TimeLimitOption,
+    check_search,
+)
 from meshwright.report.text import comparison_table, plan_view, why_it_loses
 from meshwright.search import planner
 from meshwright.search.engine import DEFAULT_TIME_LIMIT_S, Found, Infeasible
-from meshwright.search.space import SPACES
-from meshwright.spec.schedule import ScheduleName
 from meshwright.units import show_bytes
 
 _SHOWN_RUNNERS_UP = 3
 
 
 def plan(
-    model: Annotated[str, typer.Option(help="A library name, a config.json, its folder, or a model file.")],
-    cluster: Annotated[str, typer.Option(help="[nodes x] devices x kind, such as 2x8xa100-sxm-40g, or a YAML file.")],
-    global_batch: Annotated[str, typer.Option(help="Samples a step: 64, 8..512 or auto.")],
-    seq_len: Annotated[int, typer.Option(min=1, help="Tokens a sample.")],
-    memory: Annotated[str | None, typer.Option(help="Memory a device may use, such as 40GB (default: all).")] = None,
-    reserve: Annotated[str | None, typer.Option(help="Part of it to hold back, such as 2GiB.")] = None,
-    dtype: Annotated[Literal["bf16", "fp32"], typer.Option(help="Dtype that layers compute in.")] = "bf16",
-    profile: Annotated[Path | None, typer.Option(help="A measured profile.")] = None,
-    space: Annotated[str, typer.Option(help=f"Which plans to consider: {', '.join(SPACES)}.")] = "full",
-    schedule: Annotated[ScheduleName, typer.Option(help="Pipeline schedule.")] = "1f1b",
-    stages: Annotated[int | None, typer.Option(min=1, help="Fix the number of stages.")] = None,
-    micro_batches: Annotated[int | None, typer.Option(min=1, help="Fix the number of micro-batches.")] = None,
-    time_limit: Annotated[float, typer.Option(min=0.1, help="Seconds to search at most.")] = DEFAULT_TIME_LIMIT_S,
-    output: Annotated[Path | None, typer.Option("-o", "--output", help="Write the plan to this file.")] = None,
+    model: ModelOption,
+    cluster: ClusterOption,
+    global_batch: BatchOption,
+    seq_len: SeqLenOption,
+    memory: MemoryOption = None,
+    reserve: ReserveOption = None,
+    dtype: DtypeOption = "bf16",
+    profile: ProfileOption = None,
+    space: SpaceOption = "full",
+    schedule: ScheduleOption = "1f1b",
+    stages: StagesOption = None,
+    micro_batches: MicroBatchesOption = None,
+    time_limit: TimeLimitOption = DEFAULT_TIME_LIMIT_S,
+    output: PlanOutputOption = None,
     json: JsonFlag = False,
 ) -> None:
     """Find the fastest plan to train a model on a cluster within a memory budget. Needs no GPU and no torch."""
+    check_search(time_limit, output)
     outcome = planner.plan(
         model,
         cluster,

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from meshwright.cli.common import note, show_line
-from meshwright.cli.need_torch import need_torch
+from meshwright.cli.need_torch import need_torch, one_voice
 from meshwright.errors import UserError
+from meshwright.files import check_writable
 from meshwright.search.planner import load_plan
+from meshwright.spec.plan import Plan
+
+if TYPE_CHECKING:
+    from meshwright.runtime.train import TrainOptions
 
 _DEFAULT_DATA = ["stdlib"]  # typer copies it
 
@@ -21,7 +27,10 @@ def train(
     tokenizer: Annotated[str, typer.Option(help="bytes, or a tokenizer.json.")] = "bytes",
     steps: Annotated[int, typer.Option(min=1, help="Optimizer steps in all, resumed ones included.")] = 100,
     stop_at: Annotated[int | None, typer.Option(min=1, help="Stop (and save) at this step already.")] = None,
-    run_dir: Annotated[Path, typer.Option(help="Where plan, metrics, events and checkpoints go.")] = Path("runs/train"),
+    run_dir: Annotated[
+        Path | None,
+        typer.Option(help="Where plan, metrics, events and checkpoints go (default: runs/train, or what is resumed)."),
+    ] = None,
     local: Annotated[int | None, typer.Option(min=1, help="Start this many ranks on this machine.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of weights and of the order of the data.")] = 0,
     held_out: Annotated[float, typer.Option(min=0, max=0.9, help="Share of the data held out.")] = 0.05,
@@ -31,17 +40,16 @@ def train(
     log_every: Annotated[int, typer.Option(min=1, help="Steps between metrics.")] = 1,
     resume: Annotated[Path | None, typer.Option(help="A checkpoint, or a run folder to go on from.")] = None,
     cache_dir: Annotated[Path, typer.Option(help="Where tokens are kept.")] = Path("runs/cache"),
-    timeout: Annotated[int, typer.Option(min=1, help="Seconds a rank waits for another.")] = 600,
+    timeout: Annotated[int, typer.Option(min=1, help="Seconds without progress that mean a hang.")] = 600,
 ) -> None:
     """Train with a plan. Start it with torchrun, or with --local N for N ranks on this machine."""
     loaded = load_plan(plan)
     need_torch("train")
-    from meshwright.runtime.checkpoint import check_model, find_checkpoint
-    from meshwright.runtime.launch import check_devices, launch_local
-    from meshwright.runtime.parallelize import refuse_what_cannot_run
-    from meshwright.runtime.train import TrainOptions, prepare_data
-    from meshwright.runtime.train import train as run
+    from meshwright.runtime.checkpoint import refuse_another_run
+    from meshwright.runtime.launch import launcher_speaks
+    from meshwright.runtime.train import CHECKPOINTS, TrainOptions
 
+    run_dir = run_dir or _run_dir(resume)
     options = TrainOptions(
         data=tuple(data),
         run_dir=str(run_dir),
@@ -58,27 +66,53 @@ def train(
         resume=None if resume is None else str(resume),
         timeout_s=timeout,
     )
+    if resume is None and os.environ.get("RANK", "0") == "0" and not launcher_speaks():
+        refuse_another_run(run_dir, run_dir / CHECKPOINTS)
     if local is None:
-        run(loaded, options, show=show_line)
+        _run_rank(loaded, options)
         return
-    # What can be refused is refused here, once, before any rank starts.
-    if local != loaded.num_devices:
+    raise typer.Exit(_start_ranks(plan, loaded, options, local))
+
+
+def _run_dir(resume: Path | None) -> Path:
+    """Return the run folder that a resumed run goes on in: the one that is named, or that of the checkpoint."""
+    if resume is None:
+        return Path("runs/train")
+    return resume.parent.parent if resume.name.startswith("step-") else resume
+
+
+def _start_ranks(path: Path, plan: Plan, options: TrainOptions, num_ranks: int) -> int:
+    """Start the ranks on this machine; what can be refused is refused before. Returns the exit code."""
+    from meshwright.runtime.checkpoint import check_model, find_checkpoint
+    from meshwright.runtime.launch import check_devices, launch_local
+    from meshwright.runtime.parallelize import refuse_what_cannot_run
+    from meshwright.runtime.train import prepare_data
+
+    if num_ranks != plan.num_devices:
         raise UserError(
-            f"local: the plan is for {loaded.num_devices} ranks, not {local}; use --local {loaded.num_devices}"
+            f"local: the plan is for {plan.num_devices} ranks, not {num_ranks}; use --local {plan.num_devices}"
         )
-    refuse_what_cannot_run(loaded)
-    check_devices(loaded.cluster.device.backend, local)
-    if resume is not None:
-        check_model(find_checkpoint(resume, note), loaded.model)
-    prepare_data(loaded, options)
-    raise typer.Exit(launch_local(local, _arguments(plan, options)))
+    refuse_what_cannot_run(plan)
+    check_devices(plan.cluster.device.backend, num_ranks)
+    if options.resume is not None:
+        check_model(find_checkpoint(Path(options.resume), note), plan.model)
+    check_writable(Path(options.run_dir) / "metrics.jsonl")
+    prepare_data(plan, options)
+    return launch_local(num_ranks, _arguments(path, options))
 
 
-def _arguments(plan: Path, options: object) -> list[str]:
+def _run_rank(plan: Plan, options: TrainOptions) -> None:
+    """Train as one rank. Exit codes: 128 + number of the signal that ended the run early, 1 when this rank broke."""
+    from meshwright.runtime.train import train as run
+
+    with one_voice():
+        stopped_by = run(plan, options, show=show_line)
+    if stopped_by:
+        raise typer.Exit(128 + stopped_by)
+
+
+def _arguments(plan: Path, options: TrainOptions) -> list[str]:
     """Return the command line that repeats this call on one rank."""
-    from meshwright.runtime.train import TrainOptions
-
-    assert isinstance(options, TrainOptions)  # noqa: S101 made above
     arguments = ["train", str(plan)]
     for source in options.data:
         arguments += ["--data", source]

@@ -20,7 +20,7 @@ along dimension 0, one by one, as `fully_shard` does.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
@@ -36,6 +36,7 @@ from meshwright.spec.strategy import Strategy
 
 Phase = Literal["forward", "backward", "recompute", "step"]
 LOSS_FP32_BYTES = 4
+REPORT_BYTES = 32  # squared gradient norm, loss, tokens, stop requests, as fp64, summed over all ranks once a step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +64,8 @@ def layer_collectives(
     return tuple(c for c in found if c.count and c.message_bytes)
 
 
-def padded_elements(parameters: Iterable[ParameterSpec], tp: int, num_shards: int) -> int:
+@lru_cache(maxsize=65536)
+def padded_elements(parameters: tuple[ParameterSpec, ...], tp: int, num_shards: int) -> int:
     """Return the elements of one rank's shard of `parameters`, rows padded to equal shards."""
     total = 0
     for parameter in parameters:

@@ -19,41 +19,130 @@ from __future__ import annotations
 from bisect import bisect_left
 from functools import lru_cache
 from math import log2
+from typing import Literal
 
-from meshwright.spec.cluster import ClusterSpec
-from meshwright.spec.profile import CollectiveOp
+from meshwright.spec.base import Dtype
+from meshwright.spec.cluster import ClusterSpec, DeviceSpec
+from meshwright.spec.profile import CollectiveOp, CollectiveSample, UnitOp, UnitSample
 
 
-def collective_s(op: CollectiveOp, message_bytes: float, ranks: tuple[int, ...], cluster: ClusterSpec) -> float:
+def collective_s(
+    op: CollectiveOp, message_bytes: float, ranks: tuple[int, ...], cluster: ClusterSpec, dtype: Dtype = "fp32"
+) -> float:
     """Return the seconds of `op` over the global `ranks` with a tensor of `message_bytes`."""
     num_ranks = len(ranks)
     if num_ranks == 1 or message_bytes == 0:
         return 0.0
+    stride, num_nodes = _shape(ranks, cluster.devices_per_node)
     if cluster.collective_samples:
-        points = _measured(op, num_ranks, abs(ranks[1] - ranks[0]), cluster)
+        points = _measured(cluster, "collective", op, dtype, num_ranks, stride, num_nodes)
         if points:
-            return _interpolated(points, message_bytes)
-    bytes_per_s, latency_s = _link(ranks, cluster)
+            return _interpolated(points, message_bytes, _least_slope(op, num_ranks, num_nodes, cluster))
+    bytes_per_s, latency_s = _link(num_ranks, num_nodes, cluster)
     moved_bytes, num_latencies = ring_terms(op, message_bytes, num_ranks)
     return moved_bytes / bytes_per_s + num_latencies * latency_s
 
 
+def unit_s(
+    op: UnitOp, message_bytes: float, ranks: tuple[int, ...], cluster: ClusterSpec, dtype: Dtype
+) -> float | None:
+    """Return the measured seconds that the data-parallel runtime adds to a pass; None where nothing was measured."""
+    if not cluster.unit_samples or message_bytes == 0:
+        return None
+    stride, num_nodes = _shape(ranks, cluster.devices_per_node)
+    points = _measured(cluster, "unit", op, dtype, len(ranks), stride, num_nodes)
+    collective: CollectiveOp = "all_gather" if op == "gather" else "all_reduce" if op == "accumulate" else op
+    slope = _least_slope(collective, len(ranks), num_nodes, cluster) if op != "accumulate" else 0.0
+    return _interpolated(points, message_bytes, slope) if points else None
+
+
+def measured_sizes(op: str, num_ranks: int, num_nodes: int, cluster: ClusterSpec) -> tuple[int, ...]:
+    """Return the message sizes for which `op` was measured over as many ranks, on one node or on several."""
+    return tuple(
+        s.message_bytes
+        for s in cluster.collective_samples
+        if s.op == op and s.num_ranks == num_ranks and (s.num_nodes > 1) == (num_nodes > 1)
+    )
+
+
+@lru_cache(maxsize=65536)
+def _shape(ranks: tuple[int, ...], devices_per_node: int) -> tuple[int, int]:
+    """Return how far apart `ranks` lie, and how many nodes they touch."""
+    stride = abs(ranks[1] - ranks[0]) if len(ranks) > 1 else 1
+    return stride, len({rank // devices_per_node for rank in ranks})
+
+
 @lru_cache(maxsize=4096)
-def _measured(op: CollectiveOp, num_ranks: int, stride: int, cluster: ClusterSpec) -> tuple[tuple[int, float], ...]:
-    """Return (bytes, seconds) samples of such groups, by size; those of another stride where there are none."""
-    found = [s for s in cluster.collective_samples if s.op == op and s.num_ranks == num_ranks]
-    nearest = min((abs(s.stride - stride) for s in found), default=0)
-    return tuple(sorted((s.message_bytes, s.seconds) for s in found if abs(s.stride - stride) == nearest))
+def _measured(
+    cluster: ClusterSpec,
+    kind: Literal["collective", "unit"],
+    op: str,
+    dtype: Dtype,
+    num_ranks: int,
+    stride: int,
+    num_nodes: int,
+) -> tuple[tuple[int, float], ...]:
+    """Return (bytes, seconds) samples of such groups, by size.
+
+    Another stride or dtype stands in where there is none of these; inside a node and across nodes,
+    and other numbers of ranks, never do.
+    """
+    samples: tuple[CollectiveSample | UnitSample, ...]
+    samples = cluster.collective_samples if kind == "collective" else cluster.unit_samples
+    found = [s for s in samples if s.op == op]
+    if op != "accumulate":  # in which nobody talks
+        found = [s for s in found if s.num_ranks == num_ranks and (s.num_nodes > 1) == (num_nodes > 1)]
+    found = [s for s in found if s.dtype == dtype] or found
+    if not found:
+        return ()
+    nearest = min(
+        ((s.num_nodes, s.stride) for s in found), key=lambda at: (abs(at[0] - num_nodes), abs(at[1] - stride), at)
+    )
+    by_size: dict[int, float] = {}
+    for s in found:
+        if (s.num_nodes, s.stride) == nearest:
+            by_size[s.message_bytes] = max(s.seconds, by_size.get(s.message_bytes, 0.0))
+    return rising(tuple(sorted(by_size.items())))
 
 
-def _interpolated(points: tuple[tuple[int, float], ...], message_bytes: float) -> float:
-    """Return seconds on the line through the two nearest samples; below the smallest they cost the same."""
+def rising(points: tuple[tuple[int, float], ...]) -> tuple[tuple[int, float], ...]:
+    """Return (size, seconds) with seconds that never fall: where noise has made more cheaper than less, their mean.
+
+    Isotonic regression by pooling neighbours (Ayer et al. 1955, doi 10.1214/aoms/1177728423).
+    """
+    pools: list[tuple[float, int]] = []  # mean and number of points
+    for _, seconds in points:
+        mean, count = seconds, 1
+        while pools and pools[-1][0] > mean:
+            before, others = pools.pop()
+            mean, count = (mean * count + before * others) / (count + others), count + others
+        pools.append((mean, count))
+    means = [mean for mean, count in pools for _ in range(count)]
+    return tuple((size, seconds) for (size, _), seconds in zip(points, means, strict=True))
+
+
+def _interpolated(points: tuple[tuple[int, float], ...], message_bytes: float, least_slope: float) -> float:
+    """Return seconds on the line through the two nearest samples; below the smallest they cost the same.
+
+    Above the largest they rise as between the last two, or by `least_slope` if that is steeper.
+    """
     sizes = [size for size, _ in points]
-    if message_bytes <= sizes[0] or len(points) == 1:
-        return points[0][1]
-    right = min(bisect_left(sizes, message_bytes), len(points) - 1)
+    (first, first_s), (last, last_s) = points[0], points[-1]
+    if message_bytes <= first:
+        return first_s
+    if message_bytes > last:
+        before, before_s = points[-2] if len(points) > 1 else (0, last_s)
+        slope = (last_s - before_s) / (last - before)
+        return last_s + (message_bytes - last) * max(slope, least_slope)
+    right = bisect_left(sizes, message_bytes)
     (low, low_s), (high, high_s) = points[right - 1], points[right]
-    return max(low_s, low_s + (message_bytes - low) / (high - low) * (high_s - low_s))
+    return low_s + (message_bytes - low) / (high - low) * (high_s - low_s)
+
+
+def _least_slope(op: CollectiveOp, num_ranks: int, num_nodes: int, cluster: ClusterSpec) -> float:
+    """Return seconds a byte at the bandwidth of the link."""
+    bytes_per_s, _ = _link(num_ranks, num_nodes, cluster)
+    return ring_terms(op, 1.0, num_ranks)[0] / bytes_per_s
 
 
 def ring_terms(op: CollectiveOp, message_bytes: float, num_ranks: int) -> tuple[float, float]:
@@ -65,26 +154,32 @@ def ring_terms(op: CollectiveOp, message_bytes: float, num_ranks: int) -> tuple[
     return passes * (num_ranks - 1) / num_ranks * message_bytes, passes * steps
 
 
-def _link(ranks: tuple[int, ...], cluster: ClusterSpec) -> tuple[float, float]:
-    """Return bandwidth per rank and latency of the slowest link between `ranks`."""
+def _link(num_ranks: int, num_nodes: int, cluster: ClusterSpec) -> tuple[float, float]:
+    """Return bandwidth per rank and latency of the slowest link between ranks on so many nodes."""
     inside, across = cluster.intra_node, cluster.inter_node
     inside_bytes_per_s = inside.bytes_per_s * inside.efficiency
-    num_nodes = cluster.nodes_of(ranks)
     if num_nodes == 1:
         return inside_bytes_per_s, inside.latency_s
     # Members of one node share the ring's way in and out, and so add up their network cards.
-    members = max(1, len(ranks) // num_nodes)
+    members = max(1, num_ranks // num_nodes)
     across_bytes_per_s = across.bytes_per_s * across.efficiency * members
     return min(inside_bytes_per_s, across_bytes_per_s), across.latency_s
 
 
-def exposed_s(communication_s: float, compute_s: float, slowdown: float | None) -> float:
+def exposed_s(communication_s: float, compute_s: float, device: DeviceSpec) -> float:
     """Return what communication adds to compute that it runs beside.
 
-    While both run, each is slower by `slowdown` (arXiv 2307.02031, section 4.2), so together they
-    take max(x, y) + (slowdown - 1) min(x, y). None: they cannot overlap.
+    While both run, compute is slower by a and communication by b (arXiv 2307.02031, section 4.2, has
+    one factor for both), so x seconds of compute and y of communication take
+
+        y + a x (1 - 1/b)   when compute ends first, a x <= b y,
+        x + b y (1 - 1/a)   otherwise.
+
+    A device without `overlap_slowdown` cannot overlap.
     """
-    if slowdown is None:
+    if device.overlap_slowdown is None:
         return communication_s
-    longer, shorter = max(communication_s, compute_s), min(communication_s, compute_s)
-    return longer + (slowdown - 1) * shorter - compute_s
+    a, b = device.overlap_slowdown, device.communication_slowdown or device.overlap_slowdown
+    x, y = compute_s, communication_s
+    together_s = y + a * x * (1 - 1 / b) if a * x <= b * y else x + b * y * (1 - 1 / a)
+    return together_s - compute_s

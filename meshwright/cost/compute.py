@@ -10,11 +10,13 @@ moves 28 bytes per logit, forward and backward together (32-bit temporaries).
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from statistics import median
 
+from meshwright.cost.comm import rising
 from meshwright.spec.base import dtype_bytes
 from meshwright.spec.cluster import DeviceSpec
 from meshwright.spec.flops import forward_flops
@@ -26,7 +28,7 @@ from meshwright.spec.profile import LayerSample
 _HALF = 2  # bytes of the dtype that the per-token byte counts were made for
 _BACKWARD_ATTENTION = 2.5  # FLOPs of a flash backward pass over its forward pass (it recomputes the scores)
 _LOSS_FORWARD_BYTES, _LOSS_BACKWARD_BYTES = 14, 14
-_OPTIMIZER_BYTES = 40  # AdamW reads and writes master, gradient and two states, and writes a 16-bit copy
+_OPTIMIZER_BYTES = 40  # norm, clipping, and AdamW, which rewrites master and states
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +54,22 @@ def layer_compute(layer: LayerSpec, tp: int, samples_per_rank: int, job: JobSpec
     return ComputeSeconds(forward_s=forward * modelled.forward_s, backward_s=backward * modelled.backward_s)
 
 
+def measured_counts(layer: LayerSpec, tp: int, job: JobSpec, device: DeviceSpec) -> tuple[int, ...]:
+    """Return the numbers of samples a rank for which this layer, split and typed so, was measured."""
+    return tuple(s.samples_per_rank for s in _samples(layer, tp, job, device))
+
+
+def measured_saved_bytes(
+    layer: LayerSpec, tp: int, samples_per_rank: int, job: JobSpec, device: DeviceSpec
+) -> int | None:
+    """Return what autograd was seen to keep of a forward pass, in proportion to the samples; None: not measured."""
+    points = [s for s in _samples(layer, tp, job, device) if s.saved_bytes]
+    if not points:
+        return None
+    nearest = min(points, key=lambda s: abs(s.samples_per_rank - samples_per_rank))
+    return round(nearest.saved_bytes / nearest.samples_per_rank * samples_per_rank)
+
+
 def _samples(layer: LayerSpec, tp: int, job: JobSpec, device: DeviceSpec) -> list[LayerSample]:
     """Return the samples of this layer, split and typed so, by number of samples."""
     found = [
@@ -59,23 +77,37 @@ def _samples(layer: LayerSpec, tp: int, job: JobSpec, device: DeviceSpec) -> lis
         for s in device.layer_samples
         if s.tp == tp and s.seq_len == job.seq_len and s.dtype == job.param_dtype and s.layer == layer
     ]
-    return sorted(found, key=lambda s: s.samples_per_rank)
+    distinct = {s.samples_per_rank: s for s in sorted(found, key=lambda s: s.busy_ranks)}  # the most ranks busy
+    return [distinct[count] for count in sorted(distinct)]
 
 
 def _interpolated(points: list[LayerSample], samples_per_rank: int) -> ComputeSeconds | None:
-    """Return seconds on the line through the two nearest points; with one point, in proportion to it."""
+    """Return seconds on the lines through the samples: more never takes less than fewer."""
     if not points:
         return None
-    if len(points) == 1:
-        share = samples_per_rank / points[0].samples_per_rank
-        return ComputeSeconds(forward_s=share * points[0].forward_s, backward_s=share * points[0].backward_s)
-    right = next((i for i, p in enumerate(points) if p.samples_per_rank >= samples_per_rank), len(points) - 1)
-    low, high = points[max(0, right - 1)], points[max(1, right)]
-    place = (samples_per_rank - low.samples_per_rank) / (high.samples_per_rank - low.samples_per_rank)
+    forward = tuple((p.samples_per_rank, p.forward_s) for p in points)
+    backward = tuple((p.samples_per_rank, p.backward_s) for p in points)
     return ComputeSeconds(
-        forward_s=max(0.0, low.forward_s + place * (high.forward_s - low.forward_s)),
-        backward_s=max(0.0, low.backward_s + place * (high.backward_s - low.backward_s)),
+        forward_s=_on_line(rising(forward), samples_per_rank), backward_s=_on_line(rising(backward), samples_per_rank)
     )
+
+
+def _on_line(points: tuple[tuple[int, float], ...], count: int) -> float:
+    """Return seconds at `count`, in a straight line between points; below the smallest in proportion.
+
+    Above the largest the line goes on, by half the last point's seconds a sample at least: noise may have made it flat.
+    """
+    counts = [at for at, _ in points]
+    (first, first_s), (last, last_s) = points[0], points[-1]
+    if count <= first:
+        return first_s * count / first
+    if count >= last:
+        before, before_s = points[-2] if len(points) > 1 else (0, 0.0)
+        slope = max((last_s - before_s) / (last - before), last_s / last / 2)
+        return last_s + slope * (count - last)
+    right = bisect_left(counts, count)
+    (low, low_s), (high, high_s) = points[right - 1], points[right]
+    return low_s + (count - low) / (high - low) * (high_s - low_s)
 
 
 @lru_cache(maxsize=256)
@@ -110,12 +142,14 @@ def _roofline(layer: LayerSpec, tp: int, samples_per_rank: int, job: JobSpec, de
 
 def accumulate_s(num_elements: int, job: JobSpec, device: DeviceSpec) -> float:
     """Return the seconds to add one micro-batch's gradients of `num_elements` local parameters."""
+    if device.accumulate_elements_per_s is not None:
+        return num_elements / device.accumulate_elements_per_s
     moved = num_elements * (dtype_bytes(job.param_dtype) + 2 * dtype_bytes(job.reduce_dtype))
     return moved / (device.memory_bytes_per_s * device.memory_efficiency)
 
 
 def optimizer_s(num_elements: int, device: DeviceSpec) -> float:
-    """Return the seconds of one AdamW step on `num_elements` parameters of a rank."""
+    """Return the seconds of norm, clipping and AdamW on `num_elements` parameters of a rank."""
     if device.optimizer_elements_per_s is not None:
         return num_elements / device.optimizer_elements_per_s
     return num_elements * _OPTIMIZER_BYTES / (device.memory_bytes_per_s * device.memory_efficiency)

@@ -2,7 +2,7 @@
 
 Compute: FLOPs over seconds of all matrix products of a dtype. Memory: the best rate over copies.
 Links: latency a and bandwidth w of the formulas in `cost.comm` by least squares on relative errors,
-over all collectives.
+over all collectives inside a node, and over those across nodes. Samples themselves go before fits.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from meshwright.errors import UserError
 from meshwright.spec.cluster import ClusterSpec, DeviceSpec, LinkSpec
 from meshwright.spec.profile import CollectiveSample, Profile
 
+_MOST_SPREAD = 1.0
+
 
 def fitted_cluster(cluster: ClusterSpec, profile: Profile) -> ClusterSpec:
     """Return `cluster` with the rates that `profile` measured; what it did not measure stays.
@@ -21,10 +23,27 @@ def fitted_cluster(cluster: ClusterSpec, profile: Profile) -> ClusterSpec:
     Raises UserError when the profile is of another kind of device.
     """
     if profile.backend != cluster.device.backend:
-        raise UserError(f"profile: was measured on {profile.backend}, but {cluster.name} is {cluster.device.backend}")
+        raise UserError(
+            f"profile: was measured on {profile.backend}, but {cluster.name} is {cluster.device.backend}; "
+            "measure one there with meshwright profile"
+        )
+    device = cluster.device.model_copy(update=_device_changes(cluster.device, profile))
+    update: dict[str, object] = {
+        "device": device,
+        "collective_samples": profile.collectives or cluster.collective_samples,
+        "unit_samples": profile.units or cluster.unit_samples,
+    }
+    for name, is_across in (("intra_node", False), ("inter_node", True)):
+        samples = [s for s in profile.collectives if (s.num_nodes > 1) == is_across]
+        if samples:
+            update[name] = fitted_link(samples)
+    return cluster.model_copy(update=update)
+
+
+def _device_changes(device: DeviceSpec, profile: Profile) -> dict[str, object]:
     changes: dict[str, object] = {"source": f"measured on {profile.num_ranks} ranks of {profile.device}"}
     if profile.matmuls:
-        changes |= _matmul_rates(cluster.device, profile)
+        changes |= _matmul_rates(device, profile)
     if profile.copies:
         changes["memory_bytes_per_s"] = max(s.moved_bytes / s.seconds for s in profile.copies)
         changes["memory_efficiency"] = 1.0
@@ -34,13 +53,14 @@ def fitted_cluster(cluster: ClusterSpec, profile: Profile) -> ClusterSpec:
         changes["layer_samples"] = profile.layers
     if profile.optimizers:
         changes["optimizer_elements_per_s"] = max(s.num_elements / s.seconds for s in profile.optimizers)
-    device = cluster.device.model_copy(update=changes)
-    update: dict[str, object] = {"device": device}
-    inside = [s for s in profile.collectives if s.num_ranks > 1]
-    if inside:
-        update["intra_node"] = fitted_link(inside)
-        update["collective_samples"] = tuple(inside)
-    return cluster.model_copy(update=update)
+    if profile.accumulations:
+        changes["accumulate_elements_per_s"] = max(s.num_elements / s.seconds for s in profile.accumulations)
+    if profile.overlaps and device.overlap_slowdown is not None:  # else the runtime cannot overlap
+        changes["overlap_slowdown"] = float(np.median([max(1.0, s.compute_slowdown) for s in profile.overlaps]))
+        changes["communication_slowdown"] = float(
+            np.median([max(1.0, s.communication_slowdown) for s in profile.overlaps])
+        )
+    return changes
 
 
 def _matmul_rates(device: DeviceSpec, profile: Profile) -> dict[str, object]:
@@ -59,6 +79,8 @@ def _matmul_rates(device: DeviceSpec, profile: Profile) -> dict[str, object]:
 
 def fitted_link(samples: list[CollectiveSample]) -> LinkSpec:
     """Return latency and bandwidth that best explain `samples` (least squares on relative errors, both positive)."""
+    # A sample that varies by more than it is says nothing about the link.
+    samples = [s for s in samples if s.spread < _MOST_SPREAD] or samples
     rows = np.array([ring_terms(s.op, s.message_bytes, s.num_ranks) for s in samples])
     seconds = np.array([s.seconds for s in samples])
     inverse_rate, latency_s = _non_negative(rows / seconds[:, None], np.ones(len(samples)))

@@ -9,9 +9,8 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from meshwright.cost.collectives import layer_collectives, shard_elements
+from meshwright.cost.collectives import REPORT_BYTES, layer_collectives, shard_elements
 from meshwright.cost.layer import TIED_WEIGHT, held_parameters
-from meshwright.cost.predict import REPORT_BYTES
 from meshwright.cost.reshard import tensor_bytes
 from meshwright.spec.base import dtype_bytes
 from meshwright.spec.mesh import Layout, MeshShape, transfer

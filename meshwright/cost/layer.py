@@ -10,19 +10,27 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from meshwright.cost.collectives import Collective, layer_collectives, padded_elements
-from meshwright.cost.comm import collective_s, exposed_s
-from meshwright.cost.compute import accumulate_s, layer_compute, optimizer_s
+from meshwright.cost.comm import collective_s, exposed_s, unit_s
+from meshwright.cost.compute import accumulate_s, layer_compute, measured_saved_bytes, optimizer_s
 from meshwright.cost.memory import activation_bytes, state_bytes, transient_bytes
-from meshwright.spec.base import divide, dtype_bytes
+from meshwright.cost.movement import worst_group
+from meshwright.spec.base import Dtype, divide, dtype_bytes
 from meshwright.spec.cluster import ClusterSpec
 from meshwright.spec.job import JobSpec
-from meshwright.spec.mesh import Axis, MeshShape
-from meshwright.spec.model import HeadLayer, LayerSpec, ModelSpec
+from meshwright.spec.mesh import MeshShape
+from meshwright.spec.model import BlockLayer, HeadLayer, LayerSpec, ModelSpec
 from meshwright.spec.parameters import ParameterSpec, layer_parameters
+from meshwright.spec.plan import needs_copy
+from meshwright.spec.profile import CollectiveOp, UnitOp
 from meshwright.spec.strategy import Strategy
 from meshwright.spec.terms import MicroBatchSeconds, PhaseSeconds, StateBytes, StepSeconds, TransientBytes
 
 TIED_WEIGHT = "output.weight"
+_UNIT_OPS: dict[CollectiveOp, UnitOp] = {
+    "all_gather": "gather",
+    "reduce_scatter": "reduce_scatter",
+    "all_reduce": "all_reduce",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,13 +67,44 @@ def layer_cost(
     """
     samples = divide(micro_batch_samples, strategy.dp, "micro-batch over dp")
     kernels = cluster.device.kernels
+    activations = activation_bytes(layer, strategy, samples, job, kernels)
+    transient = transient_bytes(layer, parameters, strategy, samples, job, kernels)
+    # What other kernels than the assumed ones keep (a device that has no flash attention) shows in a profile.
+    measured = measured_saved_bytes(layer, strategy.tp, samples, job, cluster.device)
+    if measured is not None and strategy.recompute == "full":
+        transient = transient.model_copy(update={"recompute_bytes": measured})
+    elif measured is not None:
+        activations = measured
     return LayerCost(
         micro_batch=_micro_batch_seconds(layer, parameters, strategy, samples, job, cluster),
         step=_step_seconds(layer, parameters, strategy, samples, job, cluster),
         states=state_bytes(parameters, strategy, job),
-        activation_bytes=activation_bytes(layer, strategy, samples, job, kernels),
-        transient=transient_bytes(layer, parameters, strategy, samples, job, kernels),
+        activation_bytes=activations,
+        transient=transient,
     )
+
+
+def tied_weight_bytes(model: ModelSpec, strategy: Strategy, job: JobSpec) -> int:
+    """Return the bytes of a rank's gradient of the weight that embedding and head share on one stage, in backward.
+
+    The head's share of it waits for the embedding's backward pass, where the embedding's own share and
+    their sum are alive beside it.
+    """
+    weight = next(p for p in layer_parameters(model.head) if p.name == TIED_WEIGHT)
+    return padded_elements((weight,), strategy.tp, 1) * dtype_bytes(job.param_dtype)
+
+
+def tied_transient_bytes(model: ModelSpec, layer: LayerSpec, strategy: Strategy, num_stages: int, job: JobSpec) -> int:
+    """Return at least what a weight tied on one stage adds while `layer` runs backward; 0 where it is not.
+
+    A block does not know the strategy of the ends: it counts the whole weight.
+    """
+    if not model.tied_embedding or num_stages > 1:
+        return 0
+    if isinstance(layer, BlockLayer):
+        return tied_weight_bytes(model, Strategy(), job)
+    waiting = tied_weight_bytes(model, strategy, job)
+    return waiting if isinstance(layer, HeadLayer) else 3 * waiting
 
 
 def tied_sync_s(model: ModelSpec, strategy: Strategy, num_stages: int, job: JobSpec, cluster: ClusterSpec) -> float:
@@ -88,25 +127,23 @@ def _micro_batch_seconds(
 ) -> MicroBatchSeconds:
     compute = layer_compute(layer, strategy.tp, samples, job, cluster.device)
     found = layer_collectives(layer, parameters, strategy, samples, job)
-    forward_tp_s = _total_s(found, "forward", "tp", strategy, cluster)
-    backward_tp_s = _total_s(found, "backward", "tp", strategy, cluster)
-    recompute_tp_s = _total_s(found, "recompute", "tp", strategy, cluster)
-    gather_s = _total_s(found, "forward", "gather", strategy, cluster)
-    reduce_s = _total_s(found, "backward", "gather", strategy, cluster) + _total_s(
-        found, "backward", "reduce", strategy, cluster
+    forward_tp_s = _total_s(found, "forward", "tp", strategy, job, cluster)
+    backward_tp_s = _total_s(found, "backward", "tp", strategy, job, cluster)
+    recompute_tp_s = _total_s(found, "recompute", "tp", strategy, job, cluster)
+    gather_s = _total_s(found, "forward", "gather", strategy, job, cluster)
+    reduce_s = _total_s(found, "backward", "gather", strategy, job, cluster) + _total_s(
+        found, "backward", "reduce", strategy, job, cluster
     )
-    local = padded_elements(parameters, strategy.tp, strategy.dp_shard) * strategy.dp_shard
     recompute_s = compute.forward_s if strategy.recompute == "full" else 0.0
-    backward_s = compute.backward_s + accumulate_s(local, job, cluster.device)
-    slowdown = cluster.device.overlap_slowdown
-    forward_zero_s = exposed_s(gather_s, compute.forward_s, slowdown)
-    backward_zero_s = exposed_s(reduce_s, backward_s + recompute_s, slowdown)
+    backward_s = compute.backward_s + _accumulate_s(parameters, strategy, job, cluster)
+    forward_zero_s = exposed_s(gather_s, compute.forward_s, cluster.device)
+    backward_zero_s = exposed_s(reduce_s, backward_s + recompute_s, cluster.device)
     return MicroBatchSeconds(
         forward=PhaseSeconds(
             compute_s=compute.forward_s,
             tp_s=forward_tp_s,
             zero_s=forward_zero_s,
-            copy_s=_copy_s(found, "forward", cluster),
+            copy_s=_copy_s(found, "forward", strategy, job, cluster),
             hidden_s=max(0.0, gather_s - forward_zero_s),
         ),
         backward=PhaseSeconds(
@@ -114,7 +151,7 @@ def _micro_batch_seconds(
             recompute_s=recompute_s,
             tp_s=backward_tp_s + recompute_tp_s,
             zero_s=backward_zero_s,
-            copy_s=_copy_s(found, "backward", cluster),
+            copy_s=_copy_s(found, "backward", strategy, job, cluster),
             hidden_s=max(0.0, reduce_s - backward_zero_s),
         ),
     )
@@ -130,15 +167,14 @@ def _step_seconds(
 ) -> StepSeconds:
     compute = layer_compute(layer, strategy.tp, samples, job, cluster.device)
     found = layer_collectives(layer, parameters, strategy, samples, job)
-    gather_s = _total_s(found, "step", "gather", strategy, cluster)
-    reduce_s = _total_s(found, "step", "reduce", strategy, cluster)
-    slowdown = cluster.device.overlap_slowdown
-    gather_exposed_s = exposed_s(gather_s, compute.forward_s, slowdown)
-    reduce_exposed_s = exposed_s(reduce_s, compute.backward_s, slowdown)
+    gather_s = _total_s(found, "step", "gather", strategy, job, cluster)
+    reduce_s = _total_s(found, "step", "reduce", strategy, job, cluster)
+    gather_exposed_s = exposed_s(gather_s, compute.forward_s, cluster.device)
+    reduce_exposed_s = exposed_s(reduce_s, compute.backward_s, cluster.device)
     own = padded_elements(parameters, strategy.tp, strategy.dp_shard)
     return StepSeconds(
         gradient_sync_s=reduce_exposed_s + _split_norm_sync_s(parameters, strategy, job, cluster),
-        copy_s=_copy_s(found, "step", cluster),
+        copy_s=_copy_s(found, "step", strategy, job, cluster),
         parameter_gather_s=gather_exposed_s,
         optimizer_s=optimizer_s(own, cluster.device),
         hidden_s=max(0.0, gather_s - gather_exposed_s) + max(0.0, reduce_s - reduce_exposed_s),
@@ -164,24 +200,56 @@ def _split_norm_sync_s(
     )
 
 
+def _accumulate_s(
+    parameters: tuple[ParameterSpec, ...], strategy: Strategy, job: JobSpec, cluster: ClusterSpec
+) -> float:
+    """Seconds to add one micro-batch's gradients to those before: of the rank's shard, or of all it computes."""
+    own = padded_elements(parameters, strategy.tp, strategy.dp_shard)
+    if strategy.zero_stage > 1:
+        return accumulate_s(own, job, cluster.device)
+    local = own * strategy.dp_shard
+    if needs_copy(strategy, job):
+        ranks = worst_group(MeshShape.of(strategy), "dp", cluster.devices_per_node)
+        measured_s = unit_s("accumulate", local * dtype_bytes(job.reduce_dtype), ranks, cluster, job.param_dtype)
+        if measured_s is not None:
+            return measured_s
+    return accumulate_s(local, job, cluster.device)
+
+
 def _total_s(
-    found: tuple[Collective, ...], phase: str, purpose: str, strategy: Strategy, cluster: ClusterSpec
+    found: tuple[Collective, ...], phase: str, purpose: str, strategy: Strategy, job: JobSpec, cluster: ClusterSpec
 ) -> float:
     total_s = 0.0
     for c in found:
         if c.phase == phase and c.purpose == purpose:
             ranks = worst_group(MeshShape.of(strategy), c.axis, cluster.devices_per_node)
-            total_s += c.count * collective_s(c.op, c.message_bytes, ranks, cluster)
+            total_s += c.count * collective_s(c.op, c.message_bytes, ranks, cluster, _dtype(c, job))
     return total_s
 
 
-def _copy_s(found: tuple[Collective, ...], phase: str, cluster: ClusterSpec) -> float:
-    """Seconds to copy parameters out of, and gradients into, the flat buffers that are gathered and reduced."""
-    moved_bytes = sum(2 * c.count * c.message_bytes for c in found if c.phase == phase and c.purpose != "tp")
-    return moved_bytes / (cluster.device.memory_bytes_per_s * cluster.device.memory_efficiency)
+def _copy_s(found: tuple[Collective, ...], phase: str, strategy: Strategy, job: JobSpec, cluster: ClusterSpec) -> float:
+    """Seconds around gathers and reductions: copies out of and into flat buffers, and the runtime's own.
+
+    Where a profile has measured the whole of it, that is what remains of it beside the collective.
+    """
+    total_s = 0.0
+    for c in found:
+        if c.phase == phase and c.purpose != "tp":
+            total_s += c.count * _around_s(c, strategy, job, cluster)
+    return total_s
 
 
-@lru_cache(maxsize=65536)
-def worst_group(mesh: MeshShape, axis: Axis, devices_per_node: int) -> tuple[int, ...]:
-    """Return a group of `axis` that touches the most nodes: the one that everybody waits for."""
-    return max(mesh.groups(axis), key=lambda ranks: len({rank // devices_per_node for rank in ranks}))
+def _around_s(c: Collective, strategy: Strategy, job: JobSpec, cluster: ClusterSpec) -> float:
+    if c.op == "all_reduce" and strategy.dp_shard > 1:
+        return 0.0  # over the replicas of a shard: in place, after the reduce-scatter
+    ranks = worst_group(MeshShape.of(strategy), c.axis, cluster.devices_per_node)
+    whole_s = unit_s(_UNIT_OPS[c.op], c.message_bytes, ranks, cluster, job.param_dtype)
+    if whole_s is not None:
+        if c.op == "all_reduce":  # it takes the place of accumulating the last micro-batch's gradients
+            whole_s -= unit_s("accumulate", c.message_bytes, ranks, cluster, job.param_dtype) or 0.0
+        return max(0.0, whole_s - collective_s(c.op, c.message_bytes, ranks, cluster, _dtype(c, job)))
+    return 2 * c.message_bytes / (cluster.device.memory_bytes_per_s * cluster.device.memory_efficiency)
+
+
+def _dtype(c: Collective, job: JobSpec) -> Dtype:
+    return job.reduce_dtype if c.purpose == "reduce" else job.param_dtype

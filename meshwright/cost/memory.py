@@ -79,6 +79,7 @@ def transient_bytes(
         reduce_bytes=local * ((param if strategy.dp_shard > 1 else 0) + reduce) if needs_copy(strategy, job) else 0,
         recompute_bytes=tokens * _saved_bytes(layer, strategy.tp, job, kernels) if recomputes else 0,
         working_bytes=tokens * _working_bytes(layer, strategy.tp, job),
+        accumulate_bytes=0 if needs_copy(strategy, job) else local * param,
     )
 
 

@@ -6,15 +6,30 @@ micro-batches in flight and layers l = 1..n of activations A_l
 
     peak = states + (k - 1) * sum A + max over l of (A_1 + ... + A_l + transient_l).
 
-`bound_bytes` = states + k * sum A + max transient_l is never below it.
+A step begins without gradients, and the first backward pass makes them layer by layer. So where all m
+micro-batches are in flight before it (k = m), it has only those of the layers behind l, and the
+second one, with all gradients, has k - 1 micro-batches. Where embedding and head share a weight on one
+stage, the head's gradient of it waits for the embedding's: W bytes in every pass but the first, which
+counts it as made, and twice as many again at the embedding. `bound_bytes` = states + k * sum A +
+max transient_l is never below the peak.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import accumulate
 
+from meshwright.cost.collectives import REPORT_BYTES
 from meshwright.cost.comm import collective_s
-from meshwright.cost.layer import LayerCost, held_parameters, layer_cost, tied_sync_s
+from meshwright.cost.evidence import not_measured
+from meshwright.cost.layer import (
+    LayerCost,
+    held_parameters,
+    layer_cost,
+    tied_sync_s,
+    tied_transient_bytes,
+    tied_weight_bytes,
+)
 from meshwright.cost.reshard import border_s, relayout_s
 from meshwright.cost.simulate import timeline
 from meshwright.spec.cluster import ClusterSpec
@@ -26,7 +41,6 @@ from meshwright.spec.schedule import in_flight
 from meshwright.spec.terms import MicroBatchSeconds, PhaseSeconds, StateBytes, StepSeconds
 
 _ROUNDING = 1e-9  # sums of the same seconds in another order
-REPORT_BYTES = 32  # squared gradient norm, loss, tokens, stop requests, as fp64, summed over all ranks once a step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +75,7 @@ def predict(plan: Plan) -> Prediction:
         tokens_per_s=samples_per_s * plan.job.seq_len,
         mfu=flops / simulated.step_s / peak_flops_per_s,
         stages=tuple(_stage_prediction(plan, index, stage, simulated.step_s) for index, stage in enumerate(stages)),
+        not_measured=not_measured(plan),
     )
 
 
@@ -80,13 +95,33 @@ def stage_layer_costs(plan: Plan, index: int) -> tuple[LayerCost, ...]:
     )
 
 
-def positional_peak_bytes(states_bytes: int, micro_batches: int, activations: list[int], transients: list[int]) -> int:
-    """Return the peak of a stage with `micro_batches` in flight (the formula at the top)."""
-    before = highest = 0
-    for activation, transient in zip(activations, transients, strict=True):
-        before += activation
-        highest = max(highest, before + transient)
-    return states_bytes + (micro_batches - 1) * before + highest
+def positional_peak_bytes(
+    states_bytes: int,
+    num_in_flight: int,
+    num_micro_batches: int,
+    activations: list[int],
+    transients: list[int],
+    first_transients: list[int],
+    gradients: list[int],
+) -> int:
+    """Return the peak of a stage by the formulas at the top; lists are by layer, `gradients` part of the states.
+
+    `first_transients` are those of a step's first backward pass.
+    """
+    with_gradients = states_bytes + _highest(activations, transients)
+    if num_in_flight < num_micro_batches:
+        return with_gradients + (num_in_flight - 1) * sum(activations)
+    behind = list(accumulate(reversed(gradients)))[::-1]
+    growing = [transient + made for transient, made in zip(first_transients, behind, strict=True)]
+    first = states_bytes - sum(gradients) + (num_in_flight - 1) * sum(activations) + _highest(activations, growing)
+    second = with_gradients + (num_in_flight - 2) * sum(activations) if num_in_flight > 1 else 0
+    return max(states_bytes, first, second)
+
+
+def _highest(activations: list[int], transients: list[int]) -> int:
+    """Return the most that one micro-batch's backward pass holds."""
+    pairs = zip(accumulate(activations), transients, strict=True)
+    return max(held + transient for held, transient in pairs)
 
 
 def report_sync_s(num_devices: int, cluster: ClusterSpec) -> float:
@@ -110,17 +145,55 @@ def _stage_cost(plan: Plan, index: int) -> StageCost:
         step += StepSeconds(tied_sync_s=tied_sync_s(plan.model, strategy, plan.num_stages, plan.job, plan.cluster))
     step += StepSeconds(other_s=report_sync_s(plan.num_devices, plan.cluster))
     activations = [cost.activation_bytes for cost in costs]
-    transients = [cost.transient.total_bytes for cost in costs]
+    transients, first_transients = _transients(plan, costs)
     count = in_flight(plan.schedule, plan.num_stages, plan.num_micro_batches, index)
     return StageCost(
         micro_batch=micro_batch,
         step=step,
         states=states,
         activation_bytes=sum(activations),
-        peak_bytes=positional_peak_bytes(states.total_bytes, count, activations, transients),
-        bound_bytes=states.total_bytes + count * sum(activations) + max(transients),
+        peak_bytes=positional_peak_bytes(
+            states.total_bytes,
+            count,
+            plan.num_micro_batches,
+            activations,
+            transients,
+            first_transients,
+            _gradients(plan, costs),
+        ),
+        bound_bytes=states.total_bytes + count * sum(activations) + _most_transient_bytes(plan, index, costs),
         widest=max(costs, key=lambda cost: cost.transient.total_bytes),
     )
+
+
+def _transients(plan: Plan, costs: tuple[LayerCost, ...]) -> tuple[list[int], list[int]]:
+    """Return what is alive while each layer runs backward: in general, and in the first pass of a step."""
+    transients = [cost.transient.total_bytes for cost in costs]
+    first = [cost.transient.first_pass_bytes for cost in costs]
+    if plan.model.tied_embedding and plan.num_stages == 1:
+        waiting = tied_weight_bytes(plan.model, plan.strategies[0], plan.job)
+        transients = [transient + waiting for transient in transients]
+        for one in (transients, first):
+            one[0] += 2 * waiting
+    return transients, first
+
+
+def _most_transient_bytes(plan: Plan, index: int, costs: tuple[LayerCost, ...]) -> int:
+    """Return what the search counts at least as alive while a layer runs backward."""
+    layers = zip(_stage_layers(plan, index), plan.stages[index].strategies, costs, strict=True)
+    return max(
+        cost.transient.total_bytes + tied_transient_bytes(plan.model, layer, strategy, plan.num_stages, plan.job)
+        for layer, strategy, cost in layers
+    )
+
+
+def _gradients(plan: Plan, costs: tuple[LayerCost, ...]) -> list[int]:
+    """Return the bytes of gradients by layer; those of a weight tied on one stage come with the head's."""
+    gradients = [cost.states.gradient_bytes for cost in costs]
+    if plan.model.tied_embedding and plan.num_stages == 1:
+        gradients[-1] += gradients[0]
+        gradients[0] = 0
+    return gradients
 
 
 def _relayouts_and_borders(plan: Plan, index: int) -> MicroBatchSeconds:

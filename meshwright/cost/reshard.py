@@ -5,10 +5,11 @@ from __future__ import annotations
 from functools import lru_cache
 
 from meshwright.cost.comm import collective_s
+from meshwright.cost.movement import movement
 from meshwright.spec.base import dtype_bytes
 from meshwright.spec.cluster import ClusterSpec
 from meshwright.spec.job import JobSpec
-from meshwright.spec.mesh import Layout, transfer
+from meshwright.spec.mesh import Layout
 from meshwright.spec.model import TensorSpec
 
 
@@ -33,7 +34,7 @@ def relayout_s(
 
     The gradient's way back is `relayout_s(tensors, target, source, ...)`.
     """
-    moved = transfer(source, target)
+    moved = movement(source, target, cluster.devices_per_node)
     if moved.kind == "none":
         return 0.0
     total_s = 0.0
@@ -45,10 +46,10 @@ def relayout_s(
         total_s += device.launch_s + 2 * target_bytes / (device.memory_bytes_per_s * device.memory_efficiency)
         received = moved.largest_received_units * (micro_batch_samples / moved.num_units) * sample_bytes
         if received:
-            group = _widest_group(moved.groups, cluster)
+            group = moved.widest_group
             message_bytes = received * len(group) / (len(group) - 1)
             op = "all_gather" if moved.kind == "all_gather" else "all_to_all"
-            total_s += collective_s(op, message_bytes, group, cluster)
+            total_s += collective_s(op, message_bytes, group, cluster, job.param_dtype)
     return total_s
 
 
@@ -66,12 +67,9 @@ def border_s(
     Every rank sends its own slice to the rank at its own place in the next stage. All borders are
     priced as the slowest one.
     """
-    stage_ranks = sender.num_ranks
-    pairs = [(rank, rank + stage_ranks) for rank in range(stage_ranks * (num_stages - 1))]
-    pair = max(pairs, key=cluster.nodes_of, default=(0, 0))
+    stage_ranks, node = sender.num_ranks, cluster.devices_per_node
+    # The first rank whose neighbour in the next stage is on another node, or else rank 0.
+    first = max(0, node - stage_ranks)
+    pair = (first, first + stage_ranks) if first < stage_ranks * (num_stages - 1) else (0, stage_ranks)
     samples = micro_batch_samples // sender.dp
-    return sum(collective_s("send", samples * tensor_bytes(t, job), pair, cluster) for t in tensors)
-
-
-def _widest_group(groups: tuple[tuple[int, ...], ...], cluster: ClusterSpec) -> tuple[int, ...]:
-    return max(groups, key=lambda ranks: (cluster.nodes_of(ranks), len(ranks)))
+    return sum(collective_s("send", samples * tensor_bytes(t, job), pair, cluster, job.param_dtype) for t in tensors)

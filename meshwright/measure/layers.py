@@ -1,4 +1,8 @@
-"""Measure layers on the shapes that tensor-parallel ranks have: forward and backward apart, without collectives."""
+"""Measure layers on the shapes that tensor-parallel ranks have: forward and backward apart, without collectives.
+
+Two copies of a layer run one after the other, forward through all and then backward through all, as
+in a training step: weights come from memory and not from the cache, and activations are fresh.
+"""
 
 from __future__ import annotations
 
@@ -8,107 +12,116 @@ from collections.abc import Iterator
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 
-from meshwright.measure.timing import REPEATS, SAMPLE_S, Timed, calls_in_a_sample, summary, synchronize, timed
+from meshwright.measure.alive import saved_bytes, transient_bytes
+from meshwright.measure.task import Figures, Task, ladder
+from meshwright.measure.timing import REPEATS, SAMPLE_S, Timed, calls_in_a_sample, summary, synchronize
 from meshwright.models import build_layer
+from meshwright.models.tensor_parallel import TensorParallel
+from meshwright.runtime.groups import group_alone
+from meshwright.runtime.initialize import local_data
+from meshwright.runtime.split import TORCH_DTYPES, split_weights
 from meshwright.spec.base import Dtype
+from meshwright.spec.job import JobSpec
 from meshwright.spec.legality import why_illegal_tp
 from meshwright.spec.model import BlockLayer, EmbeddingLayer, LayerSpec, ModelSpec
-from meshwright.spec.profile import LayerSample, OptimizerSample
+from meshwright.spec.parameters import layer_parameters
+from meshwright.spec.profile import LayerSample
 
-_TORCH: dict[Dtype, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16}
-_OPTIMIZER_ELEMENTS = 1 << 20
+_MOST_COPIES = 2
+_SAMPLES_RATIO = 4
 
 
-def wanted_layers(model: ModelSpec, num_ranks: int, batch: int) -> Iterator[tuple[LayerSpec, int, int]]:
-    """Yield (layer, tp, samples per rank) that a search over plans for `num_ranks` will ask for.
+def layer_tasks(device: torch.device, model: ModelSpec, job: JobSpec, batch: int) -> Iterator[Task]:
+    """Yield every layer that a search over plans for the job's ranks will ask for.
 
     Numbers of samples are one, and powers of four up to the batch and the batch itself: between
     them the time is a straight line.
     """
-    counts = [1]
-    while counts[-1] * 4 < batch:
-        counts.append(counts[-1] * 4)
-    counts += [batch] if batch > counts[-1] else []
+    num_ranks = dist.get_world_size()
     for layer in dict.fromkeys(group.layer for group in model.groups):
+        copies = min(_MOST_COPIES, sum(group.num_layers for group in model.groups if group.layer == layer))
         for tp in (degree for degree in range(1, num_ranks + 1) if num_ranks % degree == 0):
-            if why_illegal_tp(layer, tp) is None:
-                yield from ((layer, tp, count) for count in counts)
+            if why_illegal_tp(layer, tp) is not None:
+                continue
+            for samples in ladder(1, batch, _SAMPLES_RATIO):
+                yield Task(
+                    blank=LayerSample(
+                        layer=layer,
+                        tp=tp,
+                        samples_per_rank=samples,
+                        seq_len=job.seq_len,
+                        dtype=job.param_dtype,
+                        busy_ranks=num_ranks,
+                        forward_s=1.0,
+                        backward_s=1.0,
+                    ),
+                    label=f"{layer.kind} of {samples} samples, tp {tp}",
+                    measure=lambda layer=layer, tp=tp, samples=samples, copies=copies: _measure(
+                        layer, tp, samples, copies, job, device
+                    ),
+                )
 
 
-def measure_layer(
-    layer: LayerSpec, tp: int, samples: int, *, seq_len: int, dtype: Dtype, device: torch.device
-) -> LayerSample:
-    """Return the sample of one layer; collective over all ranks, which measure it together."""
-    module = _built(layer, tp, dtype, device)
-    inputs, extra = _inputs(layer, tp, samples, seq_len, dtype, device)
-    forward, backward = _forward_backward(module, inputs, extra, device)
-    return LayerSample(
-        layer=layer,
-        tp=tp,
-        samples_per_rank=samples,
-        seq_len=seq_len,
-        dtype=dtype,
-        busy_ranks=dist.get_world_size(),
-        forward_s=forward.seconds,
-        backward_s=backward.seconds,
-        spread=max(forward.spread, backward.spread),
-    )
-
-
-def measure_optimizer(device: torch.device) -> OptimizerSample:
-    """Return the sample of a fused AdamW step."""
-    parameter = nn.Parameter(torch.zeros(_OPTIMIZER_ELEMENTS, device=device))
-    parameter.grad = torch.ones_like(parameter)
-    optimizer = torch.optim.AdamW([parameter], fused=True)
-    taken = timed(optimizer.step, device)
-    return OptimizerSample(num_elements=parameter.numel(), busy_ranks=dist.get_world_size(), seconds=taken.seconds)
-
-
-def split_layer(layer: LayerSpec, tp: int) -> LayerSpec:
-    """Return the layer that one of `tp` ranks computes, as a layer of its own."""
-    if isinstance(layer, BlockLayer):
-        attention = layer.attention.model_copy(
-            update={
-                "num_heads": layer.attention.num_heads // tp,
-                "num_kv_heads": layer.attention.num_kv_heads // tp,
-            }
-        )
-        mlp = layer.mlp.model_copy(update={"ffn_size": layer.mlp.ffn_size // tp})
-        return layer.model_copy(update={"attention": attention, "mlp": mlp})
-    rows = layer.padded_vocab_size // tp
-    return layer.model_copy(update={"padded_vocab_size": rows, "vocab_size": rows})
+def _measure(layer: LayerSpec, tp: int, samples: int, copies: int, job: JobSpec, device: torch.device) -> Figures:
+    modules = [_built(layer, tp, job.param_dtype, device) for _ in range(copies)]
+    inputs, extra = _inputs(layer, samples, job.seq_len, job.param_dtype, device)
+    forward, backward = _forward_backward(modules, inputs, extra, device)
+    parameters = list(modules[0].parameters())
+    saved = saved_bytes(lambda: modules[0](inputs, *extra), [local_data(p) for p in parameters])
+    return {
+        "forward_s": forward.seconds,
+        "backward_s": backward.seconds,
+        "saved_bytes": saved,
+        "transient_bytes": transient_bytes(lambda: modules[0](inputs, *extra), saved, parameters),
+        "spread": max(forward.spread, backward.spread),
+        "repeats": forward.repeats,
+    }
 
 
 def _built(layer: LayerSpec, tp: int, dtype: Dtype, device: torch.device) -> nn.Module:
-    with torch.device(device):
-        module = build_layer(split_layer(layer, tp)).to(_TORCH[dtype])
+    """Return the layer as the first of `tp` ranks holds it, split as the runtime does, with nobody to talk to."""
+    with torch.device("meta"):
+        module = build_layer(layer).to(TORCH_DTYPES[dtype])
+    if tp > 1:
+        alone = group_alone()
+        mesh = DeviceMesh.from_group(alone, device.type)
+        split_weights(module, layer_parameters(layer), TensorParallel(size=tp, index=0, group=alone), mesh)
+    module.to_empty(device=device)
     for parameter in module.parameters():
-        nn.init.normal_(parameter, std=0.02)
+        nn.init.normal_(local_data(parameter), std=0.02)
     return module
 
 
 def _inputs(
-    layer: LayerSpec, tp: int, samples: int, seq_len: int, dtype: Dtype, device: torch.device
+    layer: LayerSpec, samples: int, seq_len: int, dtype: Dtype, device: torch.device
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
     if isinstance(layer, EmbeddingLayer):
-        return torch.randint(0, layer.padded_vocab_size // tp, (samples, seq_len), device=device), ()
-    hidden = torch.randn(samples, seq_len, layer.hidden_size, device=device).to(_TORCH[dtype]).requires_grad_()
+        return torch.randint(0, layer.padded_vocab_size, (samples, seq_len), device=device), ()
+    hidden = torch.randn(samples, seq_len, layer.hidden_size, device=device).to(TORCH_DTYPES[dtype]).requires_grad_()
     if isinstance(layer, BlockLayer):
         return hidden, ()
-    return hidden, (torch.randint(0, layer.padded_vocab_size // tp, (samples, seq_len), device=device),)
+    return hidden, (torch.randint(0, layer.padded_vocab_size, (samples, seq_len), device=device),)
 
 
 def _forward_backward(
-    module: nn.Module, inputs: Tensor, extra: tuple[Tensor, ...], device: torch.device
+    modules: list[nn.Module], inputs: Tensor, extra: tuple[Tensor, ...], device: torch.device
 ) -> tuple[Timed, Timed]:
-    """Return forward and backward times; every sample runs several pairs and adds up their halves."""
-    gradient = torch.ones_like(module(inputs, *extra))
-    leaves = [*module.parameters(), *([inputs] if inputs.requires_grad else [])]
+    """Return forward and backward times of one layer; every sample runs several pairs and adds up their halves."""
+    leaves = [*(p for module in modules for p in module.parameters()), *([inputs] if inputs.requires_grad else [])]
+
+    def through() -> Tensor:
+        x = inputs
+        for module in modules:
+            x = module(x, *extra)
+        return x
+
+    gradient = torch.ones_like(through())
 
     def pair() -> tuple[float, float]:
         started = time.perf_counter()
-        out = module(inputs, *extra)
+        out = through()
         synchronize(device)
         between = time.perf_counter()
         out.backward(gradient)
@@ -124,6 +137,6 @@ def _forward_backward(
     for _ in range(REPEATS):
         dist.barrier()
         pairs = [pair() for _ in range(calls)]
-        forward_s.append(sum(f for f, _ in pairs) / calls)
-        backward_s.append(sum(b for _, b in pairs) / calls)
+        forward_s.append(sum(f for f, _ in pairs) / calls / len(modules))
+        backward_s.append(sum(b for _, b in pairs) / calls / len(modules))
     return summary(forward_s, device), summary(backward_s, device)

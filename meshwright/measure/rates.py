@@ -1,125 +1,106 @@
-"""Measure the rates of this machine with all ranks busy: matrix products, copies, launches, collectives."""
+"""Measure what every rank does by itself, all at once: matrix products, copies, launches, the end of a step."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
-from meshwright.measure.timing import timed
+from meshwright.measure.task import Figures, Task
+from meshwright.measure.timing import Call, Timed, timed
+from meshwright.runtime.split import TORCH_DTYPES
 from meshwright.spec.base import Dtype
-from meshwright.spec.profile import (
-    CollectiveOp,
-    CollectiveSample,
-    CopySample,
-    LaunchSample,
-    MatmulSample,
-    Profile,
-)
+from meshwright.spec.profile import AccumulateSample, CopySample, LaunchSample, MatmulSample, OptimizerSample
 
 _SIZES = ((512, 512, 512), (2048, 256, 256), (2048, 256, 1024))
 _COPY_ELEMENTS = 1 << 21
-_MESSAGES = (1 << 10, 1 << 16, 1 << 19, 1 << 22)
-_TORCH: dict[Dtype, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16}
-_OPS: tuple[CollectiveOp, ...] = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send")
-_PAIR = 2
+# As many that no cache holds them.
+_PARAMETERS, _ELEMENTS_EACH = 16, 1 << 19
 
 
-def measure_rates(device: torch.device, name: str) -> Profile:
-    """Return the profile of the ranks of the running process group. Collective; every rank gets all samples."""
-    num_ranks = dist.get_world_size()
-    groups = list(_groups(num_ranks))
-    return Profile(
-        device=name,
-        backend="cuda" if device.type == "cuda" else "cpu",
-        num_ranks=num_ranks,
-        torch_version=str(torch.__version__),
-        matmuls=tuple(_matmuls(device)),
-        copies=(_copy(device),),
-        launches=(_launch(device),),
-        collectives=tuple(_collectives(device, groups)),
-    )
-
-
-def _groups(num_ranks: int) -> Iterator[tuple[int, int, dist.ProcessGroup]]:
-    """Yield (size, stride, this rank's group) for every way to part the ranks into equal groups of equal stride.
-
-    All ranks make all groups, in the same order, and all groups of one way are busy at the same time.
-    """
-    for size in (d for d in range(2, num_ranks + 1) if num_ranks % d == 0):
-        for stride in (d for d in range(1, num_ranks // size + 1) if (num_ranks // size) % d == 0):
-            for start in range(0, num_ranks, size * stride):
-                for offset in range(stride):
-                    ranks = list(range(start + offset, start + offset + size * stride, stride))
-                    group = dist.new_group(ranks)
-                    if isinstance(group, dist.ProcessGroup):  # else this rank is not in it
-                        yield size, stride, group
-
-
-def _matmuls(device: torch.device) -> Iterator[MatmulSample]:
-    for dtype, torch_dtype in _TORCH.items():
+def rate_tasks(device: torch.device, dtypes: tuple[Dtype, ...]) -> Iterator[Task]:
+    """Yield what is measured of any machine."""
+    ranks = dist.get_world_size()
+    for dtype in dtypes:
         for m, k, n in _SIZES:
-            left = torch.randn(m, k, device=device).to(torch_dtype)
-            right = torch.randn(n, k, device=device).to(torch_dtype)
-            seconds = timed(lambda a=left, b=right: torch.nn.functional.linear(a, b), device).seconds
-            yield MatmulSample(dtype=dtype, m=m, k=k, n=n, busy_ranks=dist.get_world_size(), seconds=seconds)
+            yield Task(
+                blank=MatmulSample(dtype=dtype, m=m, k=k, n=n, busy_ranks=ranks, seconds=1.0),
+                label=f"matrix product of {m} x {k} x {n}, {dtype}",
+                measure=lambda size=(m, k, n), dtype=dtype: _timed(_matmul(size, dtype, device), device),
+            )
+    yield Task(
+        blank=CopySample(moved_bytes=8 * _COPY_ELEMENTS, busy_ranks=ranks, seconds=1.0),
+        label="copy",
+        measure=lambda: _timed(_copy(device), device),
+    )
+    yield Task(
+        blank=LaunchSample(busy_ranks=ranks, seconds=1.0),
+        label="launch",
+        measure=lambda: _timed(_launch(device), device),
+    )
+    elements = _PARAMETERS * _ELEMENTS_EACH
+    yield Task(
+        blank=OptimizerSample(num_elements=elements, busy_ranks=ranks, seconds=1.0),
+        label="optimizer",
+        measure=lambda: _timed(_end_of_step(device), device),
+    )
+    for dtype in dtypes:
+        yield Task(
+            blank=AccumulateSample(num_elements=elements, dtype=dtype, busy_ranks=ranks, seconds=1.0),
+            label=f"accumulation of gradients in {dtype}",
+            measure=lambda dtype=dtype: _timed(_accumulate(dtype, device), device),
+        )
 
 
-def _copy(device: torch.device) -> CopySample:
+def figures(taken: Timed) -> Figures:
+    return {"seconds": taken.seconds, "spread": taken.spread, "repeats": taken.repeats}
+
+
+def _timed(call: Call, device: torch.device) -> Figures:
+    return figures(timed(call, device))
+
+
+def _matmul(size: tuple[int, int, int], dtype: Dtype, device: torch.device) -> Call:
+    m, k, n = size
+    left = torch.randn(m, k, device=device).to(TORCH_DTYPES[dtype])
+    right = torch.randn(n, k, device=device).to(TORCH_DTYPES[dtype])
+    return lambda: torch.nn.functional.linear(left, right)
+
+
+def _copy(device: torch.device) -> Call:
     source = torch.randn(_COPY_ELEMENTS, device=device)
     target = torch.empty_like(source)
-    seconds = timed(lambda: target.copy_(source), device).seconds
-    return CopySample(
-        moved_bytes=2 * source.numel() * source.element_size(), busy_ranks=dist.get_world_size(), seconds=seconds
-    )
+    return lambda: target.copy_(source)
 
 
-def _launch(device: torch.device) -> LaunchSample:
+def _launch(device: torch.device) -> Call:
     x = torch.zeros(8, device=device, requires_grad=True)
-    return LaunchSample(busy_ranks=dist.get_world_size(), seconds=timed(lambda: x + 1, device).seconds)
+    return lambda: x + 1
 
 
-def _collectives(device: torch.device, groups: list[tuple[int, int, dist.ProcessGroup]]) -> Iterator[CollectiveSample]:
-    for size, stride, group in groups:
-        for op in _OPS:
-            if op == "send" and size != _PAIR:
-                continue
-            for message_bytes in _MESSAGES:
-                taken = timed(_collective(op, message_bytes, size, group, device), device)
-                yield CollectiveSample(
-                    op=op,
-                    num_ranks=size,
-                    stride=stride,
-                    message_bytes=message_bytes,
-                    seconds=taken.seconds,
-                    spread=taken.spread,
-                )
+def _end_of_step(device: torch.device) -> Call:
+    """Return what ends a step on a rank: the norm of the gradients, clipping, AdamW."""
+    parameters = [torch.nn.Parameter(torch.zeros(_ELEMENTS_EACH, device=device)) for _ in range(_PARAMETERS)]
+    gradients = [torch.ones_like(parameter) for parameter in parameters]
+    optimizer = torch.optim.AdamW(parameters, fused=True)
+
+    def end() -> None:
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            parameter.grad = gradient
+        torch.stack(torch._foreach_norm(gradients)).square().sum().item()
+        torch._foreach_mul_(gradients, 0.999)
+        optimizer.step()
+
+    return end
 
 
-def _collective(
-    op: CollectiveOp, message_bytes: int, size: int, group: dist.ProcessGroup, device: torch.device
-) -> Callable[[], object]:
-    whole = torch.zeros(message_bytes // 4, device=device)
-    part = torch.zeros(message_bytes // 4 // size, device=device)
-    if op == "all_reduce":
-        return lambda: dist.all_reduce(whole, group=group)
-    if op == "all_gather":
-        return lambda: dist.all_gather_single(whole, part, group=group)
-    if op == "reduce_scatter":
-        return lambda: dist.reduce_scatter_single(part, whole, group=group)
-    if op == "all_to_all":
-        other = torch.zeros_like(whole)
-        return lambda: dist.all_to_all_single(other, whole, group=group)
-    return lambda: _pass_on(whole, group)
+def _accumulate(dtype: Dtype, device: torch.device) -> Call:
+    sums = [torch.zeros(_ELEMENTS_EACH, device=device) for _ in range(_PARAMETERS)]
+    gradients = [torch.ones(_ELEMENTS_EACH, device=device, dtype=TORCH_DTYPES[dtype]) for _ in range(_PARAMETERS)]
 
+    def add() -> None:
+        for one, gradient in zip(sums, gradients, strict=True):
+            one.add_(gradient)
 
-def _pass_on(x: Tensor, group: dist.ProcessGroup) -> None:
-    """Send from the even to the odd neighbour."""
-    ranks = dist.get_process_group_ranks(group)
-    place = ranks.index(dist.get_rank())
-    if place % 2 == 0:
-        dist.send(x, ranks[place + 1], group=group)
-    else:
-        dist.recv(x, ranks[place - 1], group=group)
+    return add

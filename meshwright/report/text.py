@@ -18,6 +18,7 @@ def plan_view(plan: Plan) -> RenderableType:
     parts: list[RenderableType] = [Text(summary_line(plan)), strategy_table(plan)]
     if plan.predicted is not None:
         parts += [prediction_line(plan, plan.predicted), time_table(plan.predicted), memory_table(plan)]
+        parts += [Text(f"not measured, fitted: {what}") for what in plan.predicted.not_measured]
     if plan.proof is not None:
         parts.append(Text(proof_line(plan)))
     return Group(*parts)

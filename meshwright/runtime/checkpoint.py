@@ -15,6 +15,7 @@ from typing import Literal
 
 import torch
 import torch.distributed as dist
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
@@ -22,14 +23,15 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from meshwright.errors import UserError
-from meshwright.files import read_spec, sha256, write_spec
+from meshwright.files import read_spec, sha256, shorten, write_spec
 from meshwright.runtime.initialize import local_data
 from meshwright.runtime.parallelize import Engine
 from meshwright.spec.base import NonNegativeFloat, NonNegativeInt, PositiveInt, Spec
 from meshwright.spec.model import ModelSpec
 
 _PREFIX, _PARTIAL, _REPLACED = "step-", ".partial", ".replaced"
-_DESCRIPTION = "checkpoint.json"
+_DESCRIPTION, _TENSORS_SUFFIX = "checkpoint.json", ".safetensors"
+_KNOWN_SUFFIXES = (_TENSORS_SUFFIX, ".json")
 _STATES = ("exp_avg", "exp_avg_sq")
 
 
@@ -88,14 +90,19 @@ def save_checkpoint(
     """
     path = folder / f"{_PREFIX}{step:08d}"
     partial = path.with_suffix(_PARTIAL)
-    try:
-        if dist.get_rank() == 0:
+    is_first = dist.get_rank() == 0
+
+    def begin() -> None:
+        if is_first:
             shutil.rmtree(partial, ignore_errors=True)
             partial.mkdir(parents=True)
-        _agree(None)
-        state = _state(engine, optimizer, for_saving=True)
-        save(state, storage_writer=HuggingFaceStorageWriter(str(partial), save_distributed=True))
-        if dist.get_rank() == 0:
+
+    def write() -> None:
+        save(
+            _state(engine, optimizer, for_saving=True),
+            storage_writer=HuggingFaceStorageWriter(str(partial), save_distributed=True),
+        )
+        if is_first:
             info = CheckpointInfo(
                 model_sha256=sha256(engine.plan.model),
                 model=engine.plan.model.name,
@@ -109,15 +116,36 @@ def save_checkpoint(
             )
             write_spec(info, partial / _DESCRIPTION)
             _put_in_place(partial, path)
-        failure = None
-    except (OSError, UserError, CheckpointException) as error:
-        failure = _cause(error)
-    failure = _agree(failure)
+
+    failure = _agree(_failure_of(begin)) or _agree(_failure_of(write))
     if failure is not None:
-        if dist.get_rank() == 0:
+        if is_first:
             shutil.rmtree(partial, ignore_errors=True)
         raise SaveError(f"checkpoint of step {step} could not be written to {folder}: {failure}; {_last_good(folder)}")
     return path
+
+
+def refuse_another_run(run_dir: Path, checkpoints: Path) -> None:
+    """Raise UserError when a new run would begin where an earlier one has left checkpoints."""
+    older = _newest_first(checkpoints)
+    if older:
+        raise UserError(
+            f"run-dir: {run_dir} holds checkpoints of an earlier run ({older[0].name}); "
+            f"go on from them with --resume {run_dir}, or choose another --run-dir"
+        )
+
+
+def clear_left_overs(folder: Path) -> None:
+    """Remove what a save that was killed has left below `folder`.
+
+    An older checkpoint that was about to be replaced gets its name back where the new one is not there.
+    """
+    for path in (path for suffix in (_PARTIAL, _REPLACED) for path in folder.glob(f"{_PREFIX}*{suffix}")):
+        whole = path.with_suffix("")
+        if path.suffix == _REPLACED and not whole.exists():
+            path.rename(whole)
+        else:
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def load_checkpoint(path: Path, engine: Engine, optimizer: torch.optim.Optimizer) -> CheckpointInfo:
@@ -144,45 +172,84 @@ def check_model(path: Path, model: ModelSpec) -> CheckpointInfo:
     """Return the description of the checkpoint at `path`, or raise UserError when it is not of `model`."""
     info = read_info(path)
     if info.model_sha256 != sha256(model):
-        raise UserError(f"{path}: is of {info.model}, a model other than the plan's {model.name}")
+        which = (
+            "a model other than the plan's"
+            if info.model != model.name
+            else "with other layers or sizes than the plan's"
+        )
+        raise UserError(f"{path}: is of {info.model}, {which} {model.name}")
     return info
 
 
 def why_torn(path: Path) -> str | None:
-    """Return what is missing from the checkpoint at `path`, or None when it is whole."""
+    """Return what is wrong with the checkpoint at `path`, or None when it is whole.
+
+    Everything but the numbers in the tensors is looked at, so that no rank starts for nothing.
+    """
     try:
         info = read_info(path)
     except UserError as error:
         return str(error)
+    if not info.files:
+        return f"{_DESCRIPTION} names no files"
     for file in info.files:
         stored = path / file.name
+        if stored.name != file.name or stored.suffix not in _KNOWN_SUFFIXES:
+            return f"{shorten(file.name)} is no file of a checkpoint"
         if not stored.is_file():
             return f"{file.name} is missing"
         if stored.stat().st_size != file.num_bytes:
             return f"{file.name} has {stored.stat().st_size} bytes instead of {file.num_bytes}"
+        if stored.suffix == _TENSORS_SUFFIX and not _has_sound_header(stored):
+            return f"{file.name} is not a safetensors file"
     return None
+
+
+def _has_sound_header(file: Path) -> bool:
+    """Return whether a safetensors file has a header that accounts for all its bytes; nothing else is read."""
+    try:
+        with safe_open(str(file), framework="pt"):
+            return True
+    except (SafetensorError, OSError):
+        return False
 
 
 def find_checkpoint(path: Path, warn: Callable[[str], None]) -> Path:
     """Return the checkpoint that `path` means: itself, or the newest whole one of a run folder.
 
-    Torn ones are passed over and named to `warn`.
+    Torn ones are passed over and named to `warn` when there is an older one, else in the error.
     """
-    if (path / _DESCRIPTION).is_file():
-        if reason := why_torn(path):
-            raise UserError(f"{path}: the checkpoint is torn: {reason}; resume from another one of {path.parent}")
-        return path
-    for folder in (path, path / "checkpoints"):
-        for checkpoint in _newest_first(folder):
+    try:
+        if not path.is_dir():
+            problem = "is a file; name the folder" if path.exists() else "no such folder; name a checkpoint or a run"
+            raise UserError(f"{path}: {problem}")
+        if path.suffix in (_PARTIAL, _REPLACED):
+            raise UserError(f"{path}: is left over from a save that did not end; name {path.parent.parent} instead")
+        if (path / _DESCRIPTION).is_file():
+            if reason := why_torn(path):
+                raise UserError(f"{path}: the checkpoint is torn: {reason}; resume from another one of {path.parent}")
+            return path
+        torn: list[str] = []
+        for checkpoint in (found for folder in (path, path / "checkpoints") for found in _newest_first(folder)):
             reason = why_torn(checkpoint)
             if reason is None:
+                for line in torn:
+                    warn(f"{line}; looking for an older one")
                 return checkpoint
-            warn(f"{checkpoint} is torn ({reason}); looking for an older one")
-    raise UserError(f"{path}: holds no whole checkpoint")
+            torn.append(f"{checkpoint} is torn ({reason})")
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror}") from None
+    newest = f": {torn[0]}" if torn else ""
+    raise UserError(f"{path}: holds no whole checkpoint{newest}")
 
 
 def _newest_first(folder: Path) -> list[Path]:
-    found = [path for path in folder.glob(f"{_PREFIX}*") if path.suffix not in (_PARTIAL, _REPLACED)]
+    """Return the checkpoints of a folder; one that was being replaced counts while the new one is not there."""
+    found = [
+        path
+        for path in folder.glob(f"{_PREFIX}*")
+        if path.suffix != _PARTIAL and not (path.suffix == _REPLACED and path.with_suffix("").exists())
+    ]
     return sorted(found, key=lambda path: path.name, reverse=True)
 
 
@@ -194,6 +261,15 @@ def _put_in_place(partial: Path, path: Path) -> None:
         path.rename(replaced)
     partial.rename(path)
     shutil.rmtree(replaced, ignore_errors=True)
+
+
+def _failure_of(part: Callable[[], None]) -> str | None:
+    """Do `part` of a save; return why it failed."""
+    try:
+        part()
+    except (OSError, UserError, CheckpointException) as error:
+        return _cause(error)
+    return None
 
 
 def _agree(failure: str | None) -> str | None:

@@ -27,7 +27,7 @@ import torch
 from numpy.typing import NDArray
 
 from meshwright.errors import UserError
-from meshwright.files import read_spec, read_text, sha256, write_spec
+from meshwright.files import is_folder, read_spec, read_text, sha256, write_spec
 from meshwright.spec.base import NonNegativeInt, PositiveInt, Spec
 
 Split = Literal["train", "held_out"]
@@ -96,7 +96,7 @@ def load_tokenizer(name_or_path: str | Path) -> Tokenizer:
     if str(name_or_path) == "bytes":
         return ByteTokenizer()
     path = Path(name_or_path)
-    return FileTokenizer(path / "tokenizer.json" if path.is_dir() else path)
+    return FileTokenizer(path / "tokenizer.json" if is_folder(path) else path)
 
 
 class TokenHeader(Spec):
@@ -167,13 +167,9 @@ def build_tokens(
     header_path, tokens_path = stem.with_suffix(".json"), stem.with_suffix(".bin")
     header = _read_header(header_path, tokens_path)
     if header is None:
-        header = _write_tokens(inputs, tokenizer, inputs_sha256, tokens_path)
+        header = _write_tokens(inputs, tokenizer, inputs_sha256, tokens_path, vocab_size)
         write_spec(header, header_path)
-    if header.largest_token >= vocab_size:
-        raise UserError(
-            f"data: token id {header.largest_token} is not below the model's vocab_size ({vocab_size}); "
-            "use the model's own tokenizer"
-        )
+    _check_vocabulary(header.largest_token, vocab_size)
     return TokenStore(header=header, path=tokens_path, tokens=np.memmap(tokens_path, header.dtype, mode="r"))
 
 
@@ -202,7 +198,7 @@ class TokenDataset:
         if len(self._tokens) <= seq_len:
             raise UserError(
                 f"data: the {split} split has {len(self._tokens)} tokens, "
-                f"but one sample of seq_len {seq_len} needs {seq_len + 1}"
+                f"but one sample of seq_len {seq_len} needs {seq_len + 1}; give more text, or plan shorter samples"
             )
         self._seq_len = seq_len
         self._seed = seed
@@ -266,19 +262,24 @@ def _find_inputs(sources: Sequence[str | Path], suffixes: tuple[str, ...]) -> li
         raise UserError("data: no sources; give text files, .jsonl files, folders or stdlib")
     inputs: list[_Input] = []
     for source in sources:
-        path = Path(source)
-        if str(source) == STDLIB:
-            inputs += _stdlib_inputs()
-        elif path.is_dir():
-            found = [_Input(path=file, label=label) for label, file in _files_below(path) if file.suffix in suffixes]
-            if not found:
-                raise UserError(f"data: {path}: no file in this folder ends in {', '.join(suffixes)}")
-            inputs += found
-        elif path.exists():
-            inputs.append(_Input(path=path, label=path.name))
-        else:
-            raise UserError(f"data: {path}: no such file or folder")
+        if not str(source):
+            raise UserError("data: '' is not a source; give a text file, a .jsonl file, a folder or stdlib")
+        try:
+            inputs += _stdlib_inputs() if str(source) == STDLIB else _inputs_of(Path(source), suffixes)
+        except OSError as error:
+            raise UserError(f"data: {source}: cannot be read: {error.strerror}") from None
     return inputs
+
+
+def _inputs_of(path: Path, suffixes: tuple[str, ...]) -> list[_Input]:
+    if path.is_dir():
+        found = [_Input(path=file, label=label) for label, file in _files_below(path) if file.suffix in suffixes]
+        if not found:
+            raise UserError(f"data: {path}: no file in this folder ends in {', '.join(suffixes)}")
+        return found
+    if not path.exists():
+        raise UserError(f"data: {path}: no such file or folder")
+    return [_Input(path=path, label=path.name)]
 
 
 def _files_below(folder: Path, skipped: Container[str] = ()) -> list[tuple[str, Path]]:
@@ -320,21 +321,34 @@ def _stat(file: _Input) -> _InputStat:
 
 def _read_header(header_path: Path, tokens_path: Path) -> TokenHeader | None:
     """Return the header of a token file that is there and as long as it says, else None."""
-    if not header_path.exists() or not tokens_path.exists():
-        return None
-    header = read_spec(TokenHeader, header_path)
-    num_bytes = header.num_tokens * np.dtype(header.dtype).itemsize
-    return header if tokens_path.stat().st_size == num_bytes else None
+    try:
+        if not header_path.exists() or not tokens_path.exists():
+            return None
+        header = read_spec(TokenHeader, header_path)
+        num_bytes = header.num_tokens * np.dtype(header.dtype).itemsize
+        return header if tokens_path.stat().st_size == num_bytes else None
+    except OSError as error:
+        raise UserError(f"{header_path.parent}: cannot be read: {error.strerror}; choose another folder") from None
 
 
-def _write_tokens(inputs: Iterable[_Input], tokenizer: Tokenizer, inputs_sha256: str, path: Path) -> TokenHeader:
+def _check_vocabulary(largest_token: int, vocab_size: int) -> None:
+    if largest_token >= vocab_size:
+        raise UserError(
+            f"data: token id {largest_token} is not below the model's vocab_size ({vocab_size}); "
+            "use the model's own tokenizer"
+        )
+
+
+def _write_tokens(
+    inputs: Iterable[_Input], tokenizer: Tokenizer, inputs_sha256: str, path: Path, vocab_size: int
+) -> TokenHeader:
     """Write the tokens of `inputs` to `path`, atomically, and return their header."""
     temporary = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".partial", delete=False) as out:
             temporary = Path(out.name)
-            header = _append_documents(inputs, tokenizer, inputs_sha256, out.file)
+            header = _append_documents(inputs, tokenizer, inputs_sha256, out.file, vocab_size)
         temporary.chmod(0o644)
         temporary.replace(path)
     except OSError as error:
@@ -346,8 +360,9 @@ def _write_tokens(inputs: Iterable[_Input], tokenizer: Tokenizer, inputs_sha256:
 
 
 def _append_documents(
-    inputs: Iterable[_Input], tokenizer: Tokenizer, inputs_sha256: str, out: IO[bytes]
+    inputs: Iterable[_Input], tokenizer: Tokenizer, inputs_sha256: str, out: IO[bytes], vocab_size: int
 ) -> TokenHeader:
+    """Write the tokens of each document to `out`. A wrong tokenizer shows at its first token, not after hours."""
     dtype: Literal["uint16", "uint32"] = "uint16" if tokenizer.vocab_size <= np.iinfo(np.uint16).max + 1 else "uint32"
     digest = hashlib.sha256()
     end = [] if tokenizer.end_of_document is None else [tokenizer.end_of_document]
@@ -357,12 +372,13 @@ def _append_documents(
         if not len(tokens):
             continue
         tokens = np.concatenate([tokens, end]).astype(dtype)
+        largest = max(largest, int(tokens.max()))
+        _check_vocabulary(largest, vocab_size)
         data = tokens.tobytes()
         out.write(data)
         digest.update(data)
         num_documents += 1
         num_tokens += len(tokens)
-        largest = max(largest, int(tokens.max()))
     if not num_tokens:
         raise UserError("data: the sources hold no text")
     return TokenHeader(
@@ -400,7 +416,7 @@ def _text_of(line: str, where: str) -> str:
     try:
         record = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{where}: not JSON: {error}") from None
+        raise UserError(f"{where}: not JSON: {' '.join(str(error).split())}") from None
     text = record.get("text") if isinstance(record, dict) else None
     if not isinstance(text, str):
         raise UserError(f'{where}: needs an object with a field "text" that holds a string')

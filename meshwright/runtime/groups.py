@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Literal, cast
+from datetime import timedelta
+from typing import Any, Literal, cast
 
 import torch
 import torch.distributed as dist
@@ -22,6 +23,26 @@ from meshwright.spec.plan import Plan
 Ranks = tuple[int, ...]
 Purpose = Literal["collective", "forward", "backward"]
 _AXES: tuple[Axis, ...] = ("tp", "dp", "dp_shard", "dp_replicate")
+
+
+def new_group(ranks: Ranks) -> dist.ProcessGroup | None:
+    """Return the group of `ranks`, None on the others. Collective: all ranks make all groups in the same order.
+
+    It gives up as late as the whole job's group does; torch's own default is half an hour.
+    """
+    group = dist.new_group(list(ranks), timeout=_timeout())
+    return group if isinstance(group, dist.ProcessGroup) else None
+
+
+def group_alone() -> dist.ProcessGroup:
+    """Return a group of this rank by itself."""
+    group = dist.new_group([dist.get_rank()], timeout=_timeout(), use_local_synchronization=True)
+    return cast("dist.ProcessGroup", group)
+
+
+def _timeout() -> timedelta:
+    device = torch.device("cuda" if dist.get_backend() == "nccl" else "cpu")
+    return cast("timedelta", cast("Any", dist.group.WORLD)._get_backend(device).options._timeout)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,12 +64,11 @@ class World:
             )
         world = World(plan=plan, rank=dist.get_rank(), device=device)
         for ranks, purpose in dict.fromkeys(_needed_groups(plan)):
-            group = dist.new_group(list(ranks))
-            if isinstance(group, dist.ProcessGroup):  # else this rank is not in it
+            group = new_group(ranks)
+            if group is not None:
                 world.groups[ranks, purpose] = group
         alone = (world.rank,)
-        only = dist.new_group(list(alone), use_local_synchronization=True)
-        world.groups[alone, "collective"] = cast("dist.ProcessGroup", only)
+        world.groups[alone, "collective"] = group_alone()
         return world
 
     @property

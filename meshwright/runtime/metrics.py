@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,14 @@ from meshwright.units import show_bytes, show_seconds
 
 METRICS_FILE = "metrics.jsonl"
 TENSORBOARD_FOLDER = "tensorboard"
+_LONGEST_LINE_BYTES = 1 << 20
 _CHARTS = ("loss", "gradient_norm", "lr", "step_s", "tokens_per_s", "mfu", "held_out_loss")
+
+
+class MetricsError(UserError):
+    """The run folder can no longer be written."""
+
+    exit_code = 1
 
 
 class Metrics:
@@ -23,26 +31,49 @@ class Metrics:
 
         try:
             folder.mkdir(parents=True, exist_ok=True)
+            _cut_torn_line(folder / METRICS_FILE)
             self._lines = (folder / METRICS_FILE).open("a", encoding="utf-8")
+            self._events = SummaryWriter(str(folder / TENSORBOARD_FOLDER))
         except OSError as error:
             raise UserError(f"run-dir: {folder} cannot be written: {error.strerror}") from None
-        self._events = SummaryWriter(str(folder / TENSORBOARD_FOLDER))
-        self._show = show
+        self._folder, self._show = folder, show
 
     def write(self, kind: str, **values: Any) -> None:
         """Append one record and chart its known numbers at its step."""
-        self._lines.write(json.dumps({"kind": kind, **values}) + "\n")
-        self._lines.flush()
+        try:
+            self._lines.write(json.dumps({"kind": kind, **values}) + "\n")
+            self._lines.flush()
+            self._chart(values)
+        except OSError as error:
+            raise MetricsError(f"step {values['step']}: {self._folder} cannot be written: {error.strerror}") from None
+        try:
+            self._show(_line(kind, values))
+        except BrokenPipeError:  # whoever read the screen has gone; training goes on
+            self._show = lambda _: None
+
+    def close(self) -> None:
+        try:
+            self._lines.close()
+            self._events.close()
+        except OSError as error:
+            raise MetricsError(f"{self._folder} cannot be written: {error.strerror}") from None
+
+    def _chart(self, values: Mapping[str, Any]) -> None:
         for name in _CHARTS:
             if values.get(name) is not None:
                 self._events.add_scalar(name, values[name], values["step"])
         for rank, peak in enumerate(values.get("peak_memory_bytes", ())):
             self._events.add_scalar(f"peak_memory_bytes/rank_{rank}", peak, values["step"])
-        self._show(_line(kind, values))
 
-    def close(self) -> None:
-        self._lines.close()
-        self._events.close()
+
+def _cut_torn_line(path: Path) -> None:
+    """Remove a last line without an end, which a run that was killed, or a full disk, has left."""
+    if not path.exists():
+        return
+    with path.open("rb+") as lines:
+        start = max(0, lines.seek(0, os.SEEK_END) - _LONGEST_LINE_BYTES)
+        lines.seek(start)
+        lines.truncate(start + lines.read().rfind(b"\n") + 1)
 
 
 def _line(kind: str, values: Mapping[str, Any]) -> str:

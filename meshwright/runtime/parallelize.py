@@ -80,7 +80,10 @@ def parallelize(model: Transformer, plan: Plan, *, seed: int = 0, device: torch.
     tied_here = plan.model.tied_embedding and plan.num_stages == 1
     for index, layer in layers.items():
         strategy = plan.strategies[index]
-        split_weights(layer, layer_parameters(plan.model.layers[index]), world, MeshShape.of(strategy))
+        mesh = MeshShape.of(strategy)
+        if mesh.tp > 1:
+            parameters = layer_parameters(plan.model.layers[index])
+            split_weights(layer, parameters, world.tensor_parallel(mesh), world.device_mesh(mesh)["tp"])
         if strategy.recompute == "full":
             recompute(layer)
     if tied_here:

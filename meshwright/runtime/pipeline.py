@@ -21,6 +21,7 @@ from meshwright.runtime.groups import World
 from meshwright.runtime.split import TORCH_DTYPES
 from meshwright.runtime.stage import Stage
 from meshwright.runtime.stopwatch import Stopwatch
+from meshwright.runtime.watchdog import Progress
 from meshwright.spec.base import divide
 from meshwright.spec.mesh import Layout
 from meshwright.spec.model import TensorSpec, hands_on
@@ -85,6 +86,7 @@ class Pipeline:
         plan = world.plan
         self.stage, self.world = stage, world
         self.stopwatch = Stopwatch(world.device)
+        self.progress = Progress()
         self.actions = make_schedule(plan.schedule, plan.num_stages, plan.num_micro_batches)[world.stage]
         first, last = plan.boundaries[world.stage], plan.boundaries[world.stage + 1] - 1
         self.is_first, self.is_last = world.stage == 0, world.is_last_stage
@@ -113,6 +115,7 @@ class Pipeline:
         in_flight: dict[int, _InFlight] = {}
         sent_back: Pending = []
         for phase, micro_batch in self.actions:
+            self.progress.at(phase, micro_batch)
             if phase == "forward":
                 with self.stopwatch.timing("waiting"):
                     inputs = (ids(micro_batch),) if self.is_first else self._receive(self.arriving, self.previous)
@@ -131,6 +134,7 @@ class Pipeline:
                     sent_back += self._send_backward(work.inputs)
         with self.stopwatch.timing("waiting"):
             _wait(sent_back)
+        self.progress.begin("summing the gradients")
         return sums
 
     def _run_forward(
@@ -150,6 +154,7 @@ class Pipeline:
         sums = LossSums.zero(self.world.device)
         sends: Pending = []
         for micro_batch in range(num_micro_batches):
+            self.progress.at("forward", micro_batch)
             inputs = (ids(micro_batch),) if self.is_first else self._receive(self.arriving, self.previous)
             wanted = targets(micro_batch) if self.is_last else None
             out = self.stage(*inputs) if wanted is None else self.stage(*inputs, targets=wanted)

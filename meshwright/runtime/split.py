@@ -29,12 +29,10 @@ TORCH_DTYPES: dict[Dtype, torch.dtype] = {"fp32": torch.float32, "bf16": torch.b
 ZERO_3 = 3
 
 
-def split_weights(layer: nn.Module, parameters: Sequence[ParameterSpec], world: World, mesh: MeshShape) -> None:
+def split_weights(
+    layer: nn.Module, parameters: Sequence[ParameterSpec], tp: TensorParallel, tp_mesh: DeviceMesh
+) -> None:
     """Replace the parameters of a layer on the meta device by this rank's tensor-parallel slices."""
-    if mesh.tp == 1:
-        return
-    tp = world.tensor_parallel(mesh)
-    tp_mesh = world.device_mesh(mesh)["tp"]
     for module in layer.modules():
         if hasattr(module, "tp"):
             module.tp = tp  # pyright: ignore[reportArgumentType] nn.Module knows tensors and modules only
@@ -62,8 +60,23 @@ def shard_data_parallel(
 ) -> None:
     """Let `fully_shard` hold the parameters of `modules` as one unit, replicated or sharded as the strategy says.
 
-    Parameters to `leave_alone` stay ordinary. The fp32 shards are the master weights; forward and
-    backward see them in `param_dtype`.
+    Parameters to `leave_alone` stay ordinary.
+    """
+    mesh = data_parallel_mesh(strategy, world)
+    shard_over(modules, mesh, job, lets_go=strategy.zero_stage == ZERO_3, leave_alone=leave_alone)
+
+
+def shard_over(
+    modules: list[nn.Module],
+    mesh: DeviceMesh,
+    job: JobSpec,
+    *,
+    lets_go: bool,
+    leave_alone: set[nn.Parameter] | None = None,
+) -> None:
+    """Make one unit of `modules` over a mesh as `fully_shard` wants it; `lets_go` of parameters after each forward.
+
+    The fp32 shards are the master weights; forward and backward see them in `param_dtype`.
     """
     policy = MixedPrecisionPolicy(
         param_dtype=TORCH_DTYPES[job.param_dtype],
@@ -72,9 +85,9 @@ def shard_data_parallel(
     )
     fully_shard(
         modules if len(modules) > 1 else modules[0],
-        mesh=data_parallel_mesh(strategy, world),
+        mesh=mesh,
         mp_policy=policy,
-        reshard_after_forward=strategy.zero_stage == ZERO_3,
+        reshard_after_forward=lets_go,
         ignored_params=leave_alone,
     )
     unit = modules[0]

@@ -13,23 +13,34 @@ import torch
 import torch.distributed as dist
 
 from meshwright.errors import UserError
-from meshwright.files import write_spec
+from meshwright.files import sha256, write_spec
 from meshwright.models import build_model
-from meshwright.runtime.checkpoint import DataInfo, find_checkpoint, load_checkpoint, save_checkpoint
-from meshwright.runtime.data import Split, TokenDataset, TokenStore, build_tokens, load_tokenizer, unigram_entropy
+from meshwright.runtime.checkpoint import DataInfo, clear_left_overs, find_checkpoint, load_checkpoint, save_checkpoint
+from meshwright.runtime.data import (
+    Split,
+    TokenDataset,
+    Tokenizer,
+    Tokens,
+    TokenStore,
+    build_tokens,
+    load_tokenizer,
+    unigram_entropy,
+)
 from meshwright.runtime.diagnose import raise_not_finite
-from meshwright.runtime.launch import check_world_size, join, leave
+from meshwright.runtime.launch import check_world_size
 from meshwright.runtime.memory import PeakMemory
 from meshwright.runtime.metrics import Metrics
 from meshwright.runtime.optimizer import learning_rate, make_optimizer, set_learning_rate
 from meshwright.runtime.parallelize import Engine, StepReport, parallelize, refuse_what_cannot_run
 from meshwright.runtime.stopwatch import PARTS, Part
+from meshwright.runtime.supervise import supervised
 from meshwright.runtime.warm_up import warm_up
+from meshwright.runtime.watchdog import Progress
 from meshwright.spec.base import NonNegativeFloat, NonNegativeInt, PositiveInt, Spec
 from meshwright.spec.flops import step_flops
 from meshwright.spec.plan import Plan
 
-PLAN_FILE = "plan.json"
+PLAN_FILE, CHECKPOINTS = "plan.json", "checkpoints"
 
 
 class TrainOptions(Spec):
@@ -56,6 +67,18 @@ class TrainOptions(Spec):
     resume: str | None = None
     timeout_s: PositiveInt = 600
 
+    @property
+    def terms(self) -> dict[str, str]:
+        """What all ranks must be told alike: a change makes another run. Paths may differ by machine."""
+        told = self.model_copy(update={"data": (), "run_dir": "", "cache_dir": "", "resume": str(self.resume is None)})
+        return {"options": sha256(told)}
+
+
+class DataMismatchError(UserError):
+    """Ranks hold different tokens."""
+
+    on_every_rank = True
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunData:
@@ -66,9 +89,9 @@ class RunData:
     held_out: TokenDataset | None
 
 
-def prepare_data(plan: Plan, options: TrainOptions) -> RunData:
+def prepare_data(plan: Plan, options: TrainOptions, progress: Progress | None = None) -> RunData:
     """Return the data of a run; tokens are made if they are not cached. One process at a time may make them."""
-    tokenizer = load_tokenizer(options.tokenizer)
+    tokenizer = _Counted(load_tokenizer(options.tokenizer), progress or Progress())
     store = build_tokens(options.data, tokenizer, options.cache_dir, vocab_size=plan.model.vocab_size)
 
     def split(name: Split) -> TokenDataset:
@@ -85,21 +108,83 @@ def prepare_data(plan: Plan, options: TrainOptions) -> RunData:
     return RunData(store=store, training=split("train"), held_out=split("held_out") if is_held_out else None)
 
 
-def train(plan: Plan, options: TrainOptions, *, show: Callable[[str], None]) -> None:
-    """Train on this rank, started by torchrun or `launch_local`. `show` prints a line (used on rank 0)."""
+class _Counted:
+    """A tokenizer whose every document counts as progress: tokenising may take long."""
+
+    def __init__(self, tokenizer: Tokenizer, progress: Progress) -> None:
+        self._tokenizer, self._progress = tokenizer, progress
+        self.identity, self.vocab_size = tokenizer.identity, tokenizer.vocab_size
+        self.end_of_document = tokenizer.end_of_document
+
+    def encode(self, text: str) -> Tokens:
+        self._progress.begin("tokenising the data")
+        return self._tokenizer.encode(text)
+
+
+def train(plan: Plan, options: TrainOptions, *, show: Callable[[str], None]) -> int:
+    """Train on this rank, started by torchrun or `launch_local`. `show` prints a line (used on rank 0).
+
+    Returns the number of the signal that ended the run early, or 0.
+    """
     refuse_what_cannot_run(plan)
-    check_world_size(plan.num_devices)
-    device = join(plan.cluster.device.backend, timeout_s=options.timeout_s)
-    try:
-        _Run(plan, options, device, show).run()
-    finally:
-        leave()
+    stop = _Stop()
+
+    def work(device: torch.device, progress: Progress) -> bool:
+        check_world_size(plan.num_devices)
+        return _Run(plan, options, device, show, progress, stop).run()
+
+    is_whole = supervised(
+        work,
+        plan.cluster.device.backend,
+        timeout_s=options.timeout_s,
+        terms={"plan": sha256(plan), **options.terms},
+        on_lost_store=stop.on_lost_store,
+    )
+    return 0 if is_whole else stop.signal
+
+
+class _Stop:
+    """A wish to end early, after a step and a checkpoint: by a signal, or because the launcher is gone."""
+
+    def __init__(self) -> None:
+        self.signal = int(signal.SIGTERM)  # of this rank, or of another
+        self.engine: Engine | None = None
+
+    def listen(self, engine: Engine) -> None:
+        """Finish the step, save and end on SIGTERM or the first Ctrl-C; a second Ctrl-C ends this rank at once.
+
+        A second SIGTERM does not: cluster managers send one to every process, and so does our launcher.
+        """
+        self.engine = engine
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._on_signal)
+
+    def on_lost_store(self) -> None:
+        if self.engine is not None:
+            os.write(2, f"rank {self.engine.world.rank}: the job's launcher is gone; saving and ending\n".encode())
+            self.engine.request_stop()
+
+    def _on_signal(self, number: int, _frame: object) -> None:
+        self.signal = number
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        if self.engine is not None:
+            self.engine.request_stop()
 
 
 class _Run:
-    def __init__(self, plan: Plan, options: TrainOptions, device: torch.device, show: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        options: TrainOptions,
+        device: torch.device,
+        show: Callable[[str], None],
+        progress: Progress,
+        stop: _Stop,
+    ) -> None:
         self.plan, self.options, self.device, self.show = plan, options, device, show
+        self.progress, self.stop = progress, stop
         self.is_first = dist.get_rank() == 0
+        progress.begin("reading the data")
         self.data = self._data()
         self.data_info = DataInfo(
             seed=options.seed,
@@ -108,19 +193,26 @@ class _Run:
             held_out_fraction=options.held_out_fraction,
         )
         self.unigram_entropy = unigram_entropy(self.data.store.tokens) if self.is_first else 0.0
+        progress.begin("warming up")
         warm_up(device)
+        progress.begin("building the model")
         self.memory = PeakMemory(device)
         self.engine: Engine = parallelize(build_model(plan.model), plan, seed=options.seed, device=device)
+        self.engine.pipeline.progress = progress
         self.optimizer = make_optimizer(self.engine.parameters(), plan.job.optimizer)
         self.step, self.num_samples = 0, 0
         self.folder = Path(options.run_dir)
+        self._saved_step: int | None = None
         if options.resume is not None:
+            progress.begin(f"reading {options.resume}")
             self._resume(Path(options.resume))
         self.metrics = Metrics(self.folder, show) if self.is_first else None
         if self.is_first:
             write_spec(plan, self.folder / PLAN_FILE)
+            clear_left_overs(self.folder / CHECKPOINTS)
 
-    def run(self) -> None:
+    def run(self) -> bool:
+        """Train to the last step; return False when a stop was asked for before."""
         options = self.options
         pids: list[int] = [0] * dist.get_world_size()
         dist.all_gather_object(pids, os.getpid())
@@ -136,7 +228,7 @@ class _Run:
                 baseline_memory_bytes=self.memory.baseline_bytes,
                 resumed_from=options.resume,
             )
-        self._listen_for_signals()
+        self.stop.listen(self.engine)
         last_step = min(options.num_steps, options.stop_at or options.num_steps)
         while self.step < last_step:
             started = time.perf_counter()
@@ -152,28 +244,22 @@ class _Run:
                 self._save()
             if report.stop_requested:
                 break
-        else:
+        is_whole = self.step >= last_step
+        if is_whole:
             self._evaluate()
         self._save()
         if self.metrics is not None:
             self.metrics.close()
-
-    def _listen_for_signals(self) -> None:
-        """On SIGTERM or the first Ctrl-C finish the step, save and end."""
-
-        def stop(number: int, _frame: object) -> None:
-            signal.signal(number, signal.SIG_DFL)
-            self.engine.request_stop()
-
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, stop)
+        return is_whole
 
     def _train_step(self, rate: float) -> StepReport:
         first_sample = self.num_samples
+        self.progress.begin("training", self.step + 1)
 
         def batch(first: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
             return self.data.training.batch(first_sample + first, count)
 
+        self.engine.pipeline.stopwatch.take()  # begin anew: a record is of one step
         report = self.engine.forward_backward(batch)
         if not report.is_finite:
             raise_not_finite(self.engine, batch, self.step + 1)
@@ -192,6 +278,7 @@ class _Run:
         num_micro_batches = min(self.options.eval_samples, held_out.samples_per_epoch) // samples
         if num_micro_batches == 0:
             return
+        self.progress.begin("evaluating")
         loss_sum, num_tokens = self.engine.evaluate(held_out.batch, num_micro_batches)
         if self.metrics is not None:
             self.metrics.write(
@@ -199,14 +286,18 @@ class _Run:
             )
 
     def _save(self) -> None:
+        if self._saved_step == self.step:
+            return
+        self.progress.begin("saving a checkpoint")
         path = save_checkpoint(
-            self.folder / "checkpoints",
+            self.folder / CHECKPOINTS,
             self.engine,
             self.optimizer,
             step=self.step,
             num_samples=self.num_samples,
             data=self.data_info,
         )
+        self._saved_step = self.step
         if self.metrics is not None:
             self.metrics.write("checkpoint", step=self.step, path=str(path))
 
@@ -224,8 +315,11 @@ class _Run:
                 f"sample {info.num_samples} is now another one, and some may be seen twice or never"
             )
         self.step, self.num_samples = info.step, info.num_samples
+        if checkpoint.resolve().parent == (self.folder / CHECKPOINTS).resolve():
+            self._saved_step = self.step
 
     def _log_step(self, report: StepReport, rate: float, step_s: float) -> None:
+        self.progress.begin("writing metrics")
         peaks, parts = self._gather_peaks_and_parts()
         if self.metrics is None:
             return
@@ -247,7 +341,7 @@ class _Run:
         )
 
     def _gather_peaks_and_parts(self) -> tuple[list[int], dict[Part, list[float]]]:
-        """Return every rank's peak memory and where its seconds went since the last record (see Stopwatch)."""
+        """Return every rank's peak memory and where its seconds went in the last step (see Stopwatch)."""
         stopwatch = self.engine.pipeline.stopwatch
         mine = torch.tensor([float(self.memory.peak_bytes), *stopwatch.take()], dtype=torch.float64, device=self.device)
         everyone = torch.empty((dist.get_world_size(), len(mine)), dtype=torch.float64, device=self.device)
@@ -257,8 +351,17 @@ class _Run:
         return [int(peak) for peak in peaks], named
 
     def _data(self) -> RunData:
-        """Return the data; the first rank of each machine makes the tokens."""
+        """Return the data; the first rank of each machine makes the tokens. All ranks must have the same."""
         if int(os.environ.get("LOCAL_RANK", "0")) == 0:
-            prepare_data(self.plan, self.options)
+            prepare_data(self.plan, self.options, self.progress)
         dist.barrier()
-        return prepare_data(self.plan, self.options)
+        data = prepare_data(self.plan, self.options, self.progress)
+        hashes: list[str] = [""] * dist.get_world_size()
+        dist.all_gather_object(hashes, data.store.header.tokens_sha256)
+        others = [str(rank) for rank, one in enumerate(hashes) if one != hashes[0]]
+        if others:
+            raise DataMismatchError(
+                f"data: ranks {', '.join(others)} read other tokens than rank 0; "
+                "put the same files and tokenizer on every machine"
+            )
+        return data

@@ -8,6 +8,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 
 from meshwright.models import build_layer
+from meshwright.runtime.groups import group_alone
 from meshwright.spec.model import AttentionSpec, BlockLayer, MlpSpec
 
 _HIDDEN, _TOKENS = 64, 64
@@ -25,13 +26,11 @@ def warm_up(device: torch.device) -> None:
 
     A wrong network shows here, before anything large is built.
     """
-    alone = dist.new_group([dist.get_rank()], use_local_synchronization=True)
-    assert isinstance(alone, dist.ProcessGroup)  # noqa: S101 this rank is in it
     with torch.device(device):
         layer = build_layer(_BLOCK)
     for parameter in layer.parameters():
         torch.nn.init.normal_(parameter, std=0.02)
-    fully_shard(layer, mesh=DeviceMesh.from_group(alone, device.type))
+    fully_shard(layer, mesh=DeviceMesh.from_group(group_alone(), device.type))
     optimizer = torch.optim.AdamW(layer.parameters(), fused=True)
     for _ in range(2):
         layer(torch.randn(1, _TOKENS, _HIDDEN, device=device)).sum().backward()

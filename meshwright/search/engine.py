@@ -45,7 +45,6 @@ from meshwright.units import show_bytes
 Progress = Callable[[str], None]
 
 DEFAULT_TIME_LIMIT_S = 20.0
-MOST_DEVICES = 1 << 14
 _NUM_RUNNERS_UP = 5
 _LARGEST_AUTO_BATCH = 1 << 16
 _LEAST_TIME_S = 0.05
@@ -450,8 +449,9 @@ def _infeasible(request: Request, tasks: list[_Task], tried: tuple[Tried, ...]) 
     worst = short.worst_stage
     return Infeasible(
         reason=(
-            f"the smallest plan needs {show_bytes(short.stage_bytes[worst])} on each device of stage {worst}, "
-            f"{show_bytes(over[worst])} more than the {show_bytes(budget_bytes)} there are"
+            f"the smallest plan needs up to {show_bytes(short.stage_bytes[worst])} on each device of stage {worst} "
+            f"(the bound that the search keeps to), {show_bytes(over[worst])} more than the "
+            f"{show_bytes(budget_bytes)} there are"
         ),
         nearest=plan,
         shortfall_bytes=over,

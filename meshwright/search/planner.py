@@ -46,6 +46,43 @@ def plan(  # noqa: PLR0913 all but two by keyword, as on the command line
     what one device may use (default: all it has), of which `reserve` is held back. A `profile`
     replaces the cluster's rates by measured ones. Raises UserError for bad input.
     """
+    request = make_request(
+        model,
+        cluster,
+        global_batch=global_batch,
+        seq_len=seq_len,
+        memory=memory,
+        reserve=reserve,
+        dtype=dtype,
+        optimizer=optimizer,
+        profile=profile,
+        space=space,
+        schedule=schedule,
+        stages=stages,
+        micro_batches=micro_batches,
+        time_limit_s=time_limit_s,
+    )
+    return search(request, progress)
+
+
+def make_request(  # noqa: PLR0913 as `plan`
+    model: ModelSpec | str,
+    cluster: ClusterSpec | str,
+    *,
+    global_batch: int | str,
+    seq_len: int,
+    memory: int | str | None = None,
+    reserve: int | str | None = None,
+    dtype: Dtype = "bf16",
+    optimizer: AdamW | None = None,
+    profile: Profile | str | Path | None = None,
+    space: str = "full",
+    schedule: ScheduleName = "1f1b",
+    stages: int | None = None,
+    micro_batches: int | None = None,
+    time_limit_s: float = DEFAULT_TIME_LIMIT_S,
+) -> Request:
+    """Return what a search is asked, from the arguments of `plan`."""
     model_spec = library.model(model) if isinstance(model, str) else model
     cluster_spec = library.cluster(cluster) if isinstance(cluster, str) else cluster
     if profile is not None:
@@ -55,7 +92,7 @@ def plan(  # noqa: PLR0913 all but two by keyword, as on the command line
     job = make_spec(
         JobSpec, global_batch_size=batch, seq_len=seq_len, param_dtype=dtype, optimizer=optimizer or AdamW()
     )
-    request = Request(
+    return Request(
         model=model_spec,
         cluster=cluster_spec,
         job=job,
@@ -66,7 +103,6 @@ def plan(  # noqa: PLR0913 all but two by keyword, as on the command line
         num_micro_batches=micro_batches,
         time_limit_s=time_limit_s,
     )
-    return search(request, progress)
 
 
 def make_budget(cluster: ClusterSpec, memory: int | str | None, reserve: int | str | None = None) -> Budget:

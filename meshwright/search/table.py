@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.cost.layer import held_parameters, layer_cost, tied_sync_s
+from meshwright.cost.layer import held_parameters, layer_cost, tied_sync_s, tied_transient_bytes
 from meshwright.cost.predict import report_sync_s
 from meshwright.cost.reshard import border_s, relayout_s
 from meshwright.search.problem import StageProblem
@@ -105,7 +105,8 @@ def _layer_row(setting: Setting, layer: LayerSpec, candidates: tuple[Strategy, .
             cost.step.total_s,
             cost.states.total_bytes,
             cost.activation_bytes,
-            cost.transient.total_bytes,
+            cost.transient.total_bytes
+            + tied_transient_bytes(setting.model, layer, strategy, setting.num_stages, setting.job),
         )
     return row
 

@@ -11,8 +11,10 @@ from pydantic import BaseModel, ConfigDict, Field
 from meshwright.errors import UserError
 
 Dtype = Literal["fp32", "bf16"]
-PositiveInt = Annotated[int, Field(ge=1)]
-NonNegativeInt = Annotated[int, Field(ge=0)]
+LONGEST_SEQ = 1 << 26  # tokens; the longest contexts published are 10 million
+LARGEST_INT = (1 << 63) - 1  # of the integers that arrays hold
+PositiveInt = Annotated[int, Field(ge=1, le=LARGEST_INT)]
+NonNegativeInt = Annotated[int, Field(ge=0, le=LARGEST_INT)]
 PositiveFloat = Annotated[float, Field(gt=0)]
 NonNegativeFloat = Annotated[float, Field(ge=0)]
 

@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import model_validator
 
 from meshwright.spec.base import Dtype, NonNegativeFloat, PositiveFloat, PositiveInt, Spec
-from meshwright.spec.profile import CollectiveSample, LayerSample
+from meshwright.spec.profile import CollectiveSample, LayerSample, UnitSample
 
 Kernels = Literal["cpu_stock", "cuda_fused"]
 
@@ -19,8 +19,10 @@ class DeviceSpec(Spec):
     of them that large matrix products reach. `memory_efficiency` likewise for memory-bound
     operators. `overlap_slowdown` is the factor by which compute and communication slow each
     other down while both run (1.3 in arXiv 2307.02031, section 4.2); null where they cannot
-    overlap. `kernels` says which operator implementations run, and so what they save.
-    `layer_samples` and `optimizer_elements_per_s`, from a profile, go before the rates.
+    overlap; `communication_slowdown` is that of communication, where it was measured apart.
+    `kernels` says which operator implementations run, and so what they save.
+    `layer_samples` and the elements per second of optimizer and gradient accumulation, from a
+    profile, go before the rates.
     `source` says where the figures come from.
     """
 
@@ -35,9 +37,11 @@ class DeviceSpec(Spec):
     memory_efficiency: PositiveFloat = 1.0
     launch_s: NonNegativeFloat = 0.0
     overlap_slowdown: PositiveFloat | None = None
+    communication_slowdown: PositiveFloat | None = None
     kernels: Kernels
     layer_samples: tuple[LayerSample, ...] = ()
     optimizer_elements_per_s: PositiveFloat | None = None
+    accumulate_elements_per_s: PositiveFloat | None = None
     source: str
 
     @model_validator(mode="after")
@@ -45,8 +49,10 @@ class DeviceSpec(Spec):
         for name in ("matmul_efficiency", "attention_efficiency", "memory_efficiency"):
             if getattr(self, name) > 1:
                 raise ValueError(f"{name} is a share of the peak and at most 1, not {getattr(self, name)}")
-        if self.overlap_slowdown is not None and self.overlap_slowdown < 1:
-            raise ValueError(f"overlap_slowdown is at least 1, not {self.overlap_slowdown}")
+        for name in ("overlap_slowdown", "communication_slowdown"):
+            slowdown = getattr(self, name)
+            if slowdown is not None and slowdown < 1:
+                raise ValueError(f"{name} is at least 1, not {slowdown}")
         return self
 
     def peak_flops_per_s(self, dtype: Dtype) -> float:
@@ -73,7 +79,8 @@ class LinkSpec(Spec):
 class ClusterSpec(Spec):
     """`num_nodes` equal nodes of `devices_per_node` equal devices; ranks count node by node.
 
-    `collective_samples`, from a profile, go before the links for groups of their size and stride.
+    `collective_samples` and `unit_samples`, from a profile, go before the links for groups of their size
+    and stride.
     """
 
     schema_version: Literal[1] = 1
@@ -84,6 +91,7 @@ class ClusterSpec(Spec):
     intra_node: LinkSpec
     inter_node: LinkSpec
     collective_samples: tuple[CollectiveSample, ...] = ()
+    unit_samples: tuple[UnitSample, ...] = ()
 
     @property
     def num_devices(self) -> int:

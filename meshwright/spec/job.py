@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import re
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
 from meshwright.errors import UserError
-from meshwright.spec.base import Dtype, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Spec
+from meshwright.files import shorten
+from meshwright.spec.base import LONGEST_SEQ, Dtype, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Spec
 
 _NUMBER = re.compile(r"\s*([0-9]{1,9})\s*")
 _RANGE = re.compile(r"\s*([0-9]{1,9})\s*\.\.\s*([0-9]{1,9})\s*")
 LARGEST_BATCH = 1 << 20
+BatchSize = Annotated[int, Field(ge=1, le=LARGEST_BATCH)]
 
 
 class BatchRange(Spec):
     """The global batch sizes from `smallest` to `largest` that the search may choose from."""
 
-    smallest: PositiveInt
-    largest: PositiveInt
+    smallest: BatchSize
+    largest: BatchSize
 
     @model_validator(mode="after")
     def _check(self) -> BatchRange:
@@ -64,8 +66,8 @@ class JobSpec(Spec):
     `master_dtype` what the optimizer holds.
     """
 
-    global_batch_size: PositiveInt | BatchRange | Literal["auto"]
-    seq_len: PositiveInt
+    global_batch_size: BatchSize | BatchRange | Literal["auto"]
+    seq_len: Annotated[int, Field(ge=1, le=LONGEST_SEQ)]
     param_dtype: Dtype = "bf16"
     reduce_dtype: Dtype = "fp32"
     master_dtype: Literal["fp32"] = "fp32"
@@ -88,7 +90,10 @@ class Budget(Spec):
     @model_validator(mode="after")
     def _check(self) -> Budget:
         if self.reserved_bytes >= self.memory_bytes:
-            raise ValueError(f"reserved_bytes ({self.reserved_bytes}) leaves nothing of {self.memory_bytes}")
+            raise ValueError(
+                f"reserved_bytes ({self.reserved_bytes}) leaves nothing of {self.memory_bytes} bytes of memory; "
+                "reserve less"
+            )
         return self
 
     @property
@@ -107,5 +112,5 @@ def parse_batch(text: str) -> int | BatchRange | Literal["auto"]:
     elif (match := _NUMBER.fullmatch(text)) and 1 <= int(match.group(1)) <= LARGEST_BATCH:
         return int(match.group(1))
     raise UserError(
-        f"global-batch: {text!r} is not a batch size; write 64, 8..512 or auto, up to {LARGEST_BATCH} samples"
+        f"global-batch: {shorten(text)} is not a batch size; write 64, 8..512 or auto, up to {LARGEST_BATCH} samples"
     )

@@ -15,15 +15,16 @@ from pathlib import Path
 from typing import Any
 
 from meshwright.errors import UserError
-from meshwright.files import from_data, read_data
+from meshwright.files import from_data, is_folder, read_data, shorten
 from meshwright.spec.base import Spec
 from meshwright.spec.cluster import ClusterSpec, DeviceSpec, LinkSpec
 from meshwright.spec.families import READERS, model_from_config, model_from_file
 from meshwright.spec.model import ModelSpec
 
-_CLUSTER_TEXT = re.compile(r"(?:(?P<nodes>\d+)\s*x\s*)?(?P<devices>\d+)\s*x\s*(?P<kind>[A-Za-z][\w.-]*)")
+_CLUSTER_TEXT = re.compile(r"(?:(?P<nodes>[0-9]{1,9})\s*x\s*)?(?P<devices>[0-9]{1,9})\s*x\s*(?P<kind>[A-Za-z][\w.-]*)")
 _FILE_ENDINGS = (".json", ".yaml", ".yml")
 _NUM_CLOSE_MATCHES = 3
+MOST_DEVICES = 1 << 14
 
 
 class DeviceEntry(Spec):
@@ -60,7 +61,7 @@ def model(name_or_path: str | Path) -> ModelSpec:
         return _model_from_any_file(Path(name_or_path))
     close = ", ".join(difflib.get_close_matches(text.lower(), model_names(), _NUM_CLOSE_MATCHES, cutoff=0.5))
     hint = f"did you mean {close}?" if close else f"known: {', '.join(model_names())}"
-    raise UserError(f"model: {text!r} is neither a known model nor a file; {hint}")
+    raise UserError(f"model: {shorten(text)} is neither a known model nor a file; {hint}")
 
 
 def cluster(text_or_path: str | Path) -> ClusterSpec:
@@ -69,17 +70,27 @@ def cluster(text_or_path: str | Path) -> ClusterSpec:
     "8xa100-sxm-40g" is one node of 8, "128x8xh100-sxm" is 128 nodes of 8.
     """
     text = str(text_or_path)
-    if _looks_like_file(text):
-        return from_data(ClusterSpec, read_data(text), where=text)
+    found = from_data(ClusterSpec, read_data(text), where=text) if _looks_like_file(text) else _cluster_from_text(text)
+    if found.num_devices > MOST_DEVICES:
+        raise UserError(f"cluster: {text} has {found.num_devices} devices; at most {MOST_DEVICES} can be planned for")
+    return found
+
+
+def device(name: str) -> DeviceSpec:
+    """Return the shipped device called `name`."""
+    return _device_entry(name.lower()).device
+
+
+def _cluster_from_text(text: str) -> ClusterSpec:
     match = _CLUSTER_TEXT.fullmatch(text.strip())
     if match is None:
         raise UserError(
-            f"cluster: {text!r} is not a cluster; write devices x kind (8xa100-sxm-40g), "
+            f"cluster: {shorten(text)} is not a cluster; write devices x kind (8xa100-sxm-40g), "
             "nodes x devices x kind (16x8xh100-sxm) or the path of a YAML file"
         )
     num_nodes, devices_per_node = int(match["nodes"] or 1), int(match["devices"])
     if num_nodes < 1 or devices_per_node < 1:
-        raise UserError(f"cluster: {text!r} has no devices; nodes and devices must be at least 1")
+        raise UserError(f"cluster: {shorten(text)} has no devices; nodes and devices must be at least 1")
     kind = match["kind"].lower()
     entry = _device_entry(kind)
     return ClusterSpec(
@@ -92,15 +103,10 @@ def cluster(text_or_path: str | Path) -> ClusterSpec:
     )
 
 
-def device(name: str) -> DeviceSpec:
-    """Return the shipped device called `name`."""
-    return _device_entry(name.lower()).device
-
-
 def _device_entry(kind: str) -> DeviceEntry:
     devices = _devices()
     if kind not in devices:
-        raise UserError(f"device: {kind!r} is not known; known: {', '.join(device_names())}")
+        raise UserError(f"device: {shorten(kind)} is not known; known: {', '.join(device_names())}")
     return devices[kind]
 
 
@@ -119,7 +125,7 @@ def _shipped_model(name: str) -> ModelSpec:
 
 
 def _model_from_any_file(path: Path) -> ModelSpec:
-    if path.is_dir():
+    if is_folder(path):
         return model_from_file(path)
     data = read_data(path)
     if isinstance(data, dict) and "groups" in data:

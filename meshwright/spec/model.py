@@ -8,10 +8,15 @@ from typing import Annotated, Literal, TypeVar
 
 from pydantic import Field, model_validator
 
-from meshwright.spec.base import NonNegativeInt, PositiveFloat, PositiveInt, Spec
+from meshwright.spec.base import LONGEST_SEQ, NonNegativeInt, PositiveFloat, PositiveInt, Spec
 
 Norm = Literal["layernorm", "rmsnorm"]
 VOCAB_MULTIPLE = 128
+# Far above any model, so that a slip of the hand is an error and not a search without end, and so
+# that the elements of a model stay countable in 64 bits.
+MOST_LAYERS = 1 << 12
+LARGEST_SIZE = 1 << 22
+Size = Annotated[int, Field(ge=1, le=LARGEST_SIZE)]
 _Vocabulary = TypeVar("_Vocabulary", "EmbeddingLayer", "HeadLayer")
 
 
@@ -37,9 +42,9 @@ class AttentionSpec(Spec):
     `qk_norm` normalises every head of q and k (before rotation) with one weight of `head_size`.
     """
 
-    num_heads: PositiveInt
-    num_kv_heads: PositiveInt
-    head_size: PositiveInt
+    num_heads: Size
+    num_kv_heads: Size
+    head_size: Size
     bias: bool = False
     output_bias: bool = False
     qk_norm: bool = False
@@ -68,7 +73,7 @@ class RopeScaling(Spec):
 class MlpSpec(Spec):
     """The feed-forward part: down(act(up(x))), or down(act(gate(x)) * up(x)) when gated."""
 
-    ffn_size: PositiveInt
+    ffn_size: Size
     gated: bool
     activation: Literal["silu", "gelu", "gelu_tanh"]
     bias: bool = False
@@ -82,10 +87,10 @@ class EmbeddingLayer(Spec):
     """
 
     kind: Literal["embedding"] = "embedding"
-    hidden_size: PositiveInt
-    vocab_size: PositiveInt
-    padded_vocab_size: PositiveInt
-    max_positions: NonNegativeInt = 0
+    hidden_size: Size
+    vocab_size: Size
+    padded_vocab_size: Size
+    max_positions: Annotated[int, Field(ge=0, le=LONGEST_SEQ)] = 0
 
     @model_validator(mode="after")
     def _check(self) -> EmbeddingLayer:
@@ -96,7 +101,7 @@ class BlockLayer(Spec):
     """One pre-norm decoder block: x + attention(norm(x)), then x + mlp(norm(x))."""
 
     kind: Literal["block"] = "block"
-    hidden_size: PositiveInt
+    hidden_size: Size
     norm: Norm
     norm_eps: PositiveFloat
     attention: AttentionSpec
@@ -107,9 +112,9 @@ class HeadLayer(Spec):
     """The last norm, the projection to the vocabulary, and the summed cross-entropy loss."""
 
     kind: Literal["head"] = "head"
-    hidden_size: PositiveInt
-    vocab_size: PositiveInt
-    padded_vocab_size: PositiveInt
+    hidden_size: Size
+    vocab_size: Size
+    padded_vocab_size: Size
     norm: Norm
     norm_eps: PositiveFloat
 
@@ -124,7 +129,7 @@ LayerSpec = Annotated[EmbeddingLayer | BlockLayer | HeadLayer, Field(discriminat
 class LayerGroup(Spec):
     """`num_layers` consecutive layers of the same shape."""
 
-    num_layers: PositiveInt
+    num_layers: Annotated[int, Field(ge=1, le=MOST_LAYERS)]
     layer: LayerSpec
 
 
@@ -152,6 +157,8 @@ class ModelSpec(Spec):
             raise ValueError("groups: the embedding and the head are one layer each")
         if len(kinds) < 3:  # noqa: PLR2004 embedding, at least one block, head
             raise ValueError("groups: a model needs at least one block")
+        if (num_layers := sum(group.num_layers for group in self.groups)) > MOST_LAYERS:
+            raise ValueError(f"groups: {num_layers} layers are more than the {MOST_LAYERS} that can be planned")
         if len({group.layer.hidden_size for group in self.groups}) > 1:
             raise ValueError("groups: every layer must have the same hidden_size")
         if self.embedding.padded_vocab_size != self.head.padded_vocab_size or (

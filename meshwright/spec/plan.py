@@ -10,7 +10,7 @@ from pydantic import model_validator
 
 from meshwright.spec.base import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Spec, divide
 from meshwright.spec.cluster import ClusterSpec
-from meshwright.spec.job import Budget, JobSpec
+from meshwright.spec.job import BatchSize, Budget, JobSpec
 from meshwright.spec.legality import why_illegal
 from meshwright.spec.model import ModelSpec
 from meshwright.spec.schedule import ScheduleName
@@ -81,13 +81,17 @@ class StagePrediction(Spec):
 
 
 class Prediction(Spec):
-    """What the cost model promises for a plan. `step_s` is the event simulation of the schedule."""
+    """What the cost model promises for a plan. `step_s` is the event simulation of the schedule.
+
+    `not_measured` says what was fitted from other samples of a profile, where there is one.
+    """
 
     step_s: PositiveFloat
     samples_per_s: PositiveFloat
     tokens_per_s: PositiveFloat
     mfu: NonNegativeFloat
     stages: tuple[StagePrediction, ...]
+    not_measured: tuple[str, ...] = ()
 
     @property
     def peak_bytes(self) -> int:
@@ -119,7 +123,7 @@ class Plan(Spec):
     job: JobSpec
     budget: Budget
     num_devices: PositiveInt
-    global_batch_size: PositiveInt
+    global_batch_size: BatchSize
     num_micro_batches: PositiveInt
     schedule: ScheduleName = "1f1b"
     stages: tuple[StagePlan, ...]

@@ -96,14 +96,20 @@ class StateBytes(Terms):
 class TransientBytes(Terms):
     """What is alive beside states and saved activations while one layer runs.
 
-    Within a layer the terms add up; over layers the largest total counts.
+    Within a layer the terms add up; over layers the largest total counts. `accumulate_bytes`: a new
+    gradient beside that of the micro-batches before; the first backward pass of a step has none.
     """
 
     gather_bytes: NonNegativeInt = 0
     reduce_bytes: NonNegativeInt = 0
     recompute_bytes: NonNegativeInt = 0
     working_bytes: NonNegativeInt = 0
+    accumulate_bytes: NonNegativeInt = 0
 
     @property
     def total_bytes(self) -> int:
+        return self.first_pass_bytes + self.accumulate_bytes
+
+    @property
+    def first_pass_bytes(self) -> int:
         return self.gather_bytes + self.reduce_bytes + self.recompute_bytes + self.working_bytes

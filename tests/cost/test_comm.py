@@ -9,12 +9,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshwright.cost.comm import collective_s, exposed_s
+from meshwright.spec.cluster import DeviceSpec
 from meshwright.spec.library import cluster
 from meshwright.spec.profile import CollectiveOp
 
 TWO_NODES = cluster("2x8xa100-sxm-40g")
 OPS: tuple[CollectiveOp, ...] = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send")
 SECONDS = st.floats(0, 1e3, allow_subnormal=False)
+DEVICE = TWO_NODES.device
+
+
+def device(slowdown: float | None, communication: float | None = None) -> DeviceSpec:
+    return DEVICE.model_copy(update={"overlap_slowdown": slowdown, "communication_slowdown": communication})
 
 
 @given(
@@ -73,15 +79,28 @@ def test_two_streams_that_slow_each_other(communication: float, compute: float, 
     # Both run at 1 / slowdown until the shorter one is done; then the rest of the longer one runs alone.
     together = slowdown * min(communication, compute)
     alone = max(communication, compute) - min(communication, compute)
-    found = exposed_s(communication, compute, slowdown)
+    found = exposed_s(communication, compute, device(slowdown))
     assert found == pytest.approx(together + alone - compute, abs=1e-9)
     assert found >= max(0.0, communication - compute) - 1e-9
 
 
 @given(communication=SECONDS, compute=SECONDS, slowdown=st.floats(1, 3), more=st.floats(0, 10))
 def test_more_communication_is_never_hidden_better(communication: float, compute: float, slowdown: float, more: float):
-    least = exposed_s(communication, compute, slowdown)
-    assert exposed_s(communication + more, compute, slowdown) >= least - 1e-9
-    assert exposed_s(communication, compute, slowdown + more) >= least - 1e-9
-    assert exposed_s(communication, compute, None) == communication
-    assert exposed_s(0, compute, slowdown) == pytest.approx(0, abs=1e-9)
+    least = exposed_s(communication, compute, device(slowdown))
+    assert exposed_s(communication + more, compute, device(slowdown)) >= least - 1e-9
+    assert exposed_s(communication, compute, device(slowdown + more)) >= least - 1e-9
+    assert exposed_s(communication, compute, device(None)) == communication
+    assert exposed_s(0, compute, device(slowdown)) == pytest.approx(0, abs=1e-9)
+
+
+@given(
+    communication=st.floats(1e-3, 1e2), compute=st.floats(1e-3, 1e2), slower=st.floats(1, 3), its_slower=st.floats(1, 3)
+)
+def test_two_streams_with_factors_of_their_own(communication: float, compute: float, slower: float, its_slower: float):
+    """Both run slowed until the first is done, then the other alone."""
+    left, its_left, clock = compute, communication, 0.0
+    both_s = min(left * slower, its_left * its_slower)  # until the first is done
+    left, its_left, clock = left - both_s / slower, its_left - both_s / its_slower, both_s
+    clock += max(left, its_left)
+    found = exposed_s(communication, compute, device(slower, its_slower))
+    assert found == pytest.approx(clock - compute, abs=1e-9)

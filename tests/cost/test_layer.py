@@ -8,7 +8,8 @@ import pytest
 
 from meshwright.cost.comm import collective_s
 from meshwright.cost.compute import layer_compute
-from meshwright.cost.layer import LayerCost, held_parameters, layer_cost, tied_sync_s, worst_group
+from meshwright.cost.layer import LayerCost, held_parameters, layer_cost, tied_sync_s
+from meshwright.cost.movement import worst_group
 from meshwright.spec.cluster import ClusterSpec
 from meshwright.spec.job import JobSpec
 from meshwright.spec.library import cluster, model

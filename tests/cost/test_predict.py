@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from meshwright.cost.layer import TIED_WEIGHT, tied_sync_s
+from meshwright.cost.layer import TIED_WEIGHT, tied_sync_s, tied_weight_bytes
 from meshwright.cost.predict import positional_peak_bytes, predict, report_sync_s, stage_layer_costs
 from meshwright.cost.reshard import border_s, relayout_s
 from meshwright.spec.mesh import Layout
@@ -95,7 +95,11 @@ def test_the_peak_is_that_of_a_plain_loop_over_the_schedule(plan: Plan):
     schedule = make_schedule(plan.schedule, plan.num_stages, plan.num_micro_batches)
     for index, stage in enumerate(predict(plan).stages):
         costs = stage_layer_costs(plan, index)
-        peak = in_flight = 0
+        gradients = [cost.states.gradient_bytes for cost in costs]
+        if plan.model.tied_embedding and plan.num_stages == 1:  # the weight's gradient begins in the head
+            gradients = [0, *gradients[1:-1], gradients[0] + gradients[-1]]
+        others = stage.states.total_bytes - sum(gradients)
+        peak, in_flight, made = stage.states.total_bytes, 0, 0
         live: dict[tuple[int, int], int] = {}
         for action in schedule[index]:
             layers = range(len(costs))
@@ -104,16 +108,32 @@ def test_the_peak_is_that_of_a_plain_loop_over_the_schedule(plan: Plan):
                 in_flight = max(in_flight, len({micro_batch for micro_batch, _ in live}))
                 continue
             for layer in reversed(layers):
-                peak = max(peak, sum(live.values()) + costs[layer].transient.total_bytes)
+                made += gradients[layer] if action.micro_batch == 0 else 0
+                alive = costs[layer].transient
+                working = alive.total_bytes if action.micro_batch else alive.first_pass_bytes
+                if plan.model.tied_embedding and plan.num_stages == 1:
+                    waiting = tied_weight_bytes(plan.model, plan.strategies[0], plan.job)
+                    working += (waiting if action.micro_batch else 0) + (2 * waiting if layer == 0 else 0)
+                peak = max(peak, others + made + sum(live.values()) + working)
                 del live[action.micro_batch, layer]
-        assert stage.peak_bytes == stage.states.total_bytes + peak
+        assert stage.peak_bytes == peak
         assert stage.in_flight == in_flight
         assert stage.peak_bytes <= stage.bound_bytes
 
 
 def test_positional_peak_by_hand():
-    assert positional_peak_bytes(100, 3, [10, 20, 30], [50, 5, 7]) == 100 + 2 * 60 + max(10 + 50, 30 + 5, 60 + 7)
-    assert positional_peak_bytes(0, 1, [1], [0]) == 1
+    activations, transients, gradients = [10, 20, 30], [50, 5, 7], [1, 2, 4]
+    steady = positional_peak_bytes(100, 3, 4, activations, transients, transients, gradients)
+    assert steady == 100 + 2 * 60 + max(10 + 50, 30 + 5, 60 + 7)
+    # All three micro-batches are there before the first gradient: only the head's is beside them at the peak.
+    first = positional_peak_bytes(100, 3, 3, activations, transients, transients, gradients)
+    assert first == 100 - 7 + 2 * 60 + max(10 + 50 + 7, 30 + 5 + 6, 60 + 7 + 4)
+    large = positional_peak_bytes(100, 2, 2, activations, transients, transients, [0, 0, 90])
+    assert large == 100 + 60 + 7 - 90 + 90 + 60
+    assert positional_peak_bytes(50, 1, 1, [1], [9], [0], [50]) == 51
+    assert positional_peak_bytes(50, 1, 1, [1], [9], [0], [0]) == 51
+    # With little to keep, the second backward pass, which has all gradients, is the higher one.
+    assert positional_peak_bytes(100, 2, 2, [1, 1], [0, 40], [0, 40], [30, 0]) == 100 + 0 + 1 + 1 + 40
 
 
 def test_the_step_is_the_event_loop_and_splits_into_busy_and_bubble(plan: Plan):

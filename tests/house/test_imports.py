@@ -19,7 +19,7 @@ ALLOWED: dict[str, tuple[set[str], set[str]]] = {
     "report": ({"spec"}, {"jinja2", "rich"}),
     "export": ({"spec"}, set()),
     "models": ({"spec"}, {"numpy", "safetensors", "torch"}),
-    "measure": ({"spec", "models"}, {"numpy", "torch"}),
+    "measure": ({"spec", "models", "runtime"}, {"numpy", "torch"}),
     "runtime": ({"spec", "models"}, {"numpy", "safetensors", "tensorboard", "tokenizers", "torch"}),
     "cli": (
         {"spec", "cost", "search", "report", "export", "models", "measure", "runtime"},

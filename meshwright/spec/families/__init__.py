@@ -9,7 +9,7 @@ from typing import Any, cast
 from pydantic import ValidationError
 
 from meshwright.errors import UserError
-from meshwright.files import explain, read_data
+from meshwright.files import explain, is_folder, read_data
 from meshwright.spec.families import gpt2, llama, qwen3
 from meshwright.spec.families.config import Config
 from meshwright.spec.model import ModelSpec
@@ -52,6 +52,6 @@ def model_from_file(path: str | Path) -> ModelSpec:
     The model is called what the folder is called, since the file's name says nothing.
     """
     path = Path(path)
-    file = path / _CONFIG_NAME if path.is_dir() else path
+    file = path / _CONFIG_NAME if is_folder(path) else path
     name = file.resolve().parent.name if file.name == _CONFIG_NAME else file.stem
     return model_from_config(read_data(file), name=name or "model", where=str(file))

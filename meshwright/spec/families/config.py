@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Mapping
 from typing import Any, cast
 
 from meshwright.errors import UserError
-from meshwright.spec.model import MlpSpec
+from meshwright.files import shorten
+from meshwright.spec.model import LARGEST_SIZE, MlpSpec
 
+LARGEST_NUMBER = 1e18
 ACTIVATIONS: dict[str, str] = {
     "silu": "silu",
     "swish": "silu",
@@ -42,33 +43,37 @@ class Config:
         """Return all raw values."""
         return self._fields.values()
 
-    def count(self, field: str, default: int | None = None) -> int:
-        """Return a positive whole number."""
+    def count(self, field: str, default: int | None = None, *, most: int = LARGEST_SIZE) -> int:
+        """Return a positive whole number up to `most`."""
         value = self._value(field, default)
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise self.error(field, f"must be a positive whole number, not {value!r}")
+            raise self.error(field, f"must be a positive whole number, not {shorten(value)}")
+        if value > most:
+            raise self.error(field, f"must be at most {most}, not {shorten(value)}")
         return value
 
     def number(self, field: str, default: float | None = None) -> float:
-        """Return a positive finite number."""
+        """Return a positive number up to LARGEST_NUMBER, and so finite."""
         value = self._value(field, default)
         good = isinstance(value, int | float) and not isinstance(value, bool)
-        if not good or not math.isfinite(value) or value <= 0:
-            raise self.error(field, f"must be a positive number, not {value!r}")
+        if not good or not value > 0:  # so for NaN too
+            raise self.error(field, f"must be a positive number, not {shorten(value)}")
+        if value > LARGEST_NUMBER:
+            raise self.error(field, f"must be at most {LARGEST_NUMBER:g}, not {shorten(value)}")
         return float(value)
 
     def flag(self, field: str, *, default: bool) -> bool:
         """Return a true or false."""
         value = self._value(field, default)
         if not isinstance(value, bool):
-            raise self.error(field, f"must be true or false, not {value!r}")
+            raise self.error(field, f"must be true or false, not {shorten(value)}")
         return value
 
     def choice(self, field: str, allowed: Mapping[str, str], default: str) -> str:
         """Return what the text in `field` means according to `allowed`."""
         value = self._value(field, default)
         if not isinstance(value, str) or value not in allowed:
-            raise self.error(field, f"{value!r} is not supported; allowed: {', '.join(allowed)}")
+            raise self.error(field, f"{shorten(value)} is not supported; allowed: {', '.join(allowed)}")
         return allowed[value]
 
     def section(self, field: str) -> Config:
@@ -77,7 +82,7 @@ class Config:
         if value is None:
             value = {}
         if not isinstance(value, dict):
-            raise self.error(field, f"must be an object, not {value!r}")
+            raise self.error(field, f"must be an object, not {shorten(value)}")
         return Config(cast("dict[str, Any]", value), f"{self.where}: {field}")
 
     def refuse_unless(self, field: str, allowed: Collection[object], why: str) -> None:
@@ -85,7 +90,7 @@ class Config:
         value = self.get(field)
         if value is not None and value not in allowed:
             choices = " or ".join(str(choice).lower() for choice in allowed) or "leave it out"
-            raise self.error(field, f"{value!r} is not supported ({why}); allowed: {choices}")
+            raise self.error(field, f"{shorten(value)} is not supported ({why}); allowed: {choices}")
 
     def divisible(self, field: str, total: int, parts_field: str, parts: int) -> int:
         """Return total / parts, the values of `field` and `parts_field`, or raise."""

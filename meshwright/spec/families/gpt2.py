@@ -5,8 +5,10 @@ Dropout fields are not read: training here never drops activations.
 
 from __future__ import annotations
 
+from meshwright.spec.base import LONGEST_SEQ
 from meshwright.spec.families.config import Config
 from meshwright.spec.model import (
+    MOST_LAYERS,
     AttentionSpec,
     BlockLayer,
     EmbeddingLayer,
@@ -27,7 +29,7 @@ def read(config: Config, name: str) -> ModelSpec:
     config.refuse_unless("add_cross_attention", [False], "not a decoder-only model")
     hidden, heads = config.count("n_embd"), config.count("n_head")
     vocab, eps = config.count("vocab_size"), config.number("layer_norm_epsilon", 1e-5)
-    positions = config.count("n_positions")
+    positions = config.count("n_positions", most=LONGEST_SEQ)
     block = BlockLayer(
         hidden_size=hidden,
         norm="layernorm",
@@ -58,7 +60,7 @@ def read(config: Config, name: str) -> ModelSpec:
         family="gpt2",
         groups=(
             LayerGroup(num_layers=1, layer=embedding),
-            LayerGroup(num_layers=config.count("n_layer"), layer=block),
+            LayerGroup(num_layers=config.count("n_layer", most=MOST_LAYERS), layer=block),
             LayerGroup(num_layers=1, layer=head),
         ),
         tied_embedding=config.flag("tie_word_embeddings", default=True),

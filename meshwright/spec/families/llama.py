@@ -5,8 +5,10 @@
 
 from __future__ import annotations
 
+from meshwright.spec.base import LONGEST_SEQ
 from meshwright.spec.families.config import Config
 from meshwright.spec.model import (
+    MOST_LAYERS,
     AttentionSpec,
     BlockLayer,
     EmbeddingLayer,
@@ -75,11 +77,11 @@ def build(config: Config, name: str, *, family: str, attention: AttentionSpec, m
         family=family,
         groups=(
             LayerGroup(num_layers=1, layer=embedding),
-            LayerGroup(num_layers=config.count("num_hidden_layers"), layer=block),
+            LayerGroup(num_layers=config.count("num_hidden_layers", most=MOST_LAYERS), layer=block),
             LayerGroup(num_layers=1, layer=head),
         ),
         tied_embedding=config.flag("tie_word_embeddings", default=False),
-        max_seq_len=config.count("max_position_embeddings"),
+        max_seq_len=config.count("max_position_embeddings", most=LONGEST_SEQ),
     )
 
 
@@ -104,5 +106,5 @@ def _rope(config: Config) -> tuple[float, RopeScaling | None]:
         factor=rope.number("factor"),
         low_freq_factor=rope.number("low_freq_factor"),
         high_freq_factor=rope.number("high_freq_factor"),
-        original_max_positions=rope.count("original_max_position_embeddings"),
+        original_max_positions=rope.count("original_max_position_embeddings", most=LONGEST_SEQ),
     )

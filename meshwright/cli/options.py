@@ -1,0 +1,37 @@
+"""Options of commands that search for plans."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from meshwright.errors import UserError
+from meshwright.files import check_writable
+from meshwright.search.space import SPACES
+from meshwright.spec.schedule import ScheduleName
+
+ModelOption = Annotated[str, typer.Option(help="A library name, a config.json, its folder, or a model file.")]
+ClusterOption = Annotated[str, typer.Option(help="[nodes x] devices x kind, such as 2x8xa100-sxm-40g, or a YAML file.")]
+BatchOption = Annotated[str, typer.Option(help="Samples a step: 64, 8..512 or auto.")]
+SeqLenOption = Annotated[int, typer.Option(min=1, help="Tokens a sample.")]
+MemoryOption = Annotated[str | None, typer.Option(help="Memory a device may use, such as 40GB (default: all).")]
+ReserveOption = Annotated[str | None, typer.Option(help="Part of it to hold back, such as 2GiB.")]
+DtypeOption = Annotated[Literal["bf16", "fp32"], typer.Option(help="Dtype that layers compute in.")]
+ProfileOption = Annotated[Path | None, typer.Option(help="A measured profile.")]
+SpaceOption = Annotated[str, typer.Option(help=f"Which plans to consider: {', '.join(SPACES)}.")]
+ScheduleOption = Annotated[ScheduleName, typer.Option(help="Pipeline schedule.")]
+StagesOption = Annotated[int | None, typer.Option(min=1, help="Fix the number of stages.")]
+MicroBatchesOption = Annotated[int | None, typer.Option(min=1, help="Fix the number of micro-batches.")]
+TimeLimitOption = Annotated[float, typer.Option(min=0.1, help="Seconds to search at most.")]
+PlanOutputOption = Annotated[Path | None, typer.Option("-o", "--output", help="Write the plan to this file.")]
+
+
+def check_search(time_limit_s: float, output: Path | None) -> None:
+    """Raise UserError for what is wrong before a search is worth its time."""
+    if not math.isfinite(time_limit_s):
+        raise UserError(f"time-limit: {time_limit_s} is not a number of seconds; write one such as 20 or 600")
+    if output is not None:
+        check_writable(output)
