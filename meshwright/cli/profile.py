@@ -34,6 +34,7 @@ def profile(
     global_batch: Annotated[int, typer.Option(min=1, help="Samples a step at most, for the layers.")] = 8,
     seq_len: Annotated[int, typer.Option(min=1, help="Tokens a sample, for the layers.")] = 512,
     dtype: Annotated[Literal["bf16", "fp32"], typer.Option(help="Dtype that layers compute in.")] = "bf16",
+    timeout: Annotated[int, typer.Option(min=1, help="Seconds without progress that mean a hang.")] = 600,
     fresh: Annotated[bool, typer.Option("--fresh", help="Measure all again, also what the file has.")] = False,
 ) -> None:
     """Measure this machine with all ranks busy; `plan --profile` uses it.
@@ -53,13 +54,13 @@ def profile(
     from meshwright.runtime.launch import check_devices, launch_local
 
     if local is None:
-        _measure(output, backend, spec, global_batch, seq_len, dtype, previous)
+        _measure(output, backend, spec, global_batch, seq_len, dtype, previous, timeout)
         return
     check_devices(backend, local)
     arguments = ["profile", "-o", str(output), "--backend", backend, "--dtype", dtype]
     arguments += ["--global-batch", str(global_batch), "--seq-len", str(seq_len)]
     arguments += [] if model is None else ["--model", model]
-    arguments += ["--fresh"] if fresh else []
+    arguments += ["--timeout", str(timeout), *(["--fresh"] if fresh else [])]
     code = launch_local(local, arguments)
     if code > _STOPPED_FROM and output.exists():
         kept = read_spec(Profile, output)
@@ -77,6 +78,7 @@ def _measure(
     seq_len: int,
     dtype: Dtype,
     previous: Profile | None,
+    timeout_s: int,
 ) -> None:
     """Measure on this rank."""
     import torch
@@ -113,7 +115,7 @@ def _measure(
 
     terms = {"model": "" if model is None else sha256(model), "job": f"{global_batch} {seq_len} {dtype}"}
     with one_voice():
-        supervised(work, backend, terms=terms)
+        supervised(work, backend, timeout_s=timeout_s, terms=terms)
 
 
 def _question(model: ModelSpec | None, global_batch: int, seq_len: int, dtype: Dtype) -> Question:

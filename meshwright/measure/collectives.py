@@ -64,13 +64,21 @@ def collective(op: CollectiveOp, dtype: Dtype, message_bytes: int, way: Way, dev
     if op == "all_to_all":
         other = torch.zeros_like(whole)
         return lambda: dist.all_to_all_single(other, whole, group=group)
-    return lambda: _pass_on(whole, way)
+    return _pass_on(whole, way)
 
 
-def _pass_on(x: Tensor, way: Way) -> None:
-    """Send from the even to the odd neighbour."""
+def _pass_on(x: Tensor, way: Way) -> Call:
+    """Send from the even to the odd neighbour as the pipeline does: the sender goes on and waits one message later."""
     place = way.ranks.index(dist.get_rank())
-    if place % 2 == 0:
-        dist.send(x, way.ranks[place + 1], group=way.group)
-    else:
-        dist.recv(x, way.ranks[place - 1], group=way.group)
+    if place % 2:
+        return lambda: dist.recv(x, way.ranks[place - 1], group=way.group)
+    pending: list[dist.Work] = []
+
+    def send() -> None:
+        while pending:
+            pending.pop().wait()
+        work = dist.isend(x, way.ranks[place + 1], group=way.group)
+        assert work is not None  # noqa: S101 this rank is in the group
+        pending.append(work)
+
+    return send

@@ -16,7 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from meshwright.measure.alive import saved_bytes, transient_bytes
 from meshwright.measure.task import Figures, Task, ladder
-from meshwright.measure.timing import REPEATS, SAMPLE_S, Timed, calls_in_a_sample, summary, synchronize
+from meshwright.measure.timing import SAMPLE_S, Timed, calls_in_a_sample, summary, synchronize
 from meshwright.models import build_layer
 from meshwright.models.tensor_parallel import TensorParallel
 from meshwright.runtime.groups import group_alone
@@ -31,6 +31,7 @@ from meshwright.spec.profile import LayerSample
 
 _MOST_COPIES = 2
 _SAMPLES_RATIO = 4
+_REPEATS = 5  # most of a prediction is their time
 
 
 def layer_tasks(device: torch.device, model: ModelSpec, job: JobSpec, batch: int) -> Iterator[Task]:
@@ -134,7 +135,7 @@ def _forward_backward(
     calls = calls_in_a_sample(pair, device, 2 * SAMPLE_S)
     forward_s: list[float] = []
     backward_s: list[float] = []
-    for _ in range(REPEATS):
+    for _ in range(_REPEATS):
         dist.barrier()
         pairs = [pair() for _ in range(calls)]
         forward_s.append(sum(f for f, _ in pairs) / calls / len(modules))

@@ -17,6 +17,8 @@ maximum of the relaxed optimum until that optimum fits.
 
 from __future__ import annotations
 
+import math
+import time
 from dataclasses import dataclass
 
 import numpy as np
@@ -47,15 +49,23 @@ class Frontier:
     error: float
 
 
+class OutOfTime(Exception):
+    """A problem's deadline has passed before it was solved."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class LayerProblem:
-    """Integers; the time's lowest digit (base `changes_base`; 1: none) counts changes of strategy."""
+    """Integers; the time's lowest digit (base `changes_base`; 1: none) counts changes of strategy.
+
+    Solving it raises OutOfTime after `deadline` (of time.perf_counter).
+    """
 
     time: Ints  # [layer, strategy]
     memory: Ints  # [layer, strategy]
     switches: tuple[Switch, ...]  # [layer]; entry i is between i-1 and i, without the counted change
     changes_base: int
     budget: int
+    deadline: float = math.inf
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -196,7 +206,17 @@ def _limited(problem: LayerProblem, transients: Ints, bottom: int, top: int) -> 
         switches=problem.switches,
         changes_base=problem.changes_base,
         budget=problem.budget - bottom,
+        deadline=problem.deadline,
     )
+
+
+def relaxed_bound(problem: LayerProblem, transients: Ints) -> int:
+    """Return a bound on the time of every plan that fits; FAR when none does. Takes moments."""
+    values = transients[transients < FAR]
+    if not len(values):
+        return FAR
+    dual = _dual(_limited(problem, transients, int(values.min()), int(values.max())), FAR)
+    return FAR if dual is None else math.floor(dual[0] * (1 - _SLACK)) - 1
 
 
 def solve_intervals(problem: LayerProblem, transients: Ints, limit: int = FAR) -> NDArray[np.intp] | None:
@@ -350,6 +370,8 @@ def _all_labels(problem: LayerProblem, bound: PrefixBound, threshold: int) -> li
     num_layers = len(problem.time)
     labels = [_kept(problem, bound, threshold, num_layers - 1, _last_labels(problem))]
     for layer in range(num_layers - 2, -1, -1):
+        if time.perf_counter() > problem.deadline:
+            raise OutOfTime
         labels.append(_kept(problem, bound, threshold, layer, _candidates(problem, layer, labels[-1])))
     return labels[::-1]
 

@@ -13,6 +13,7 @@ Keys and floors include the cheapest that can be received, so that they hold for
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass, field
 
@@ -87,9 +88,12 @@ def joined(one: Rows, two: Rows) -> Rows:
 class Table:
     """The cells of one problem, made when asked for; equal ranges share a cell."""
 
-    def __init__(self, exact: Exact, pipe: Pipe, deadline: float) -> None:
-        """Start without cells; no rows are made after `deadline`."""
-        self.exact, self.pipe, self.deadline = exact, pipe, deadline
+    def __init__(self, exact: Exact, pipe: Pipe, deadline: float, *, may_give_up: bool = False) -> None:
+        """Start without cells; no rows are made after `deadline`.
+
+        One that `may_give_up` raises OutOfTime when a cell is to be settled after that.
+        """
+        self.exact, self.pipe, self.deadline, self.may_give_up = exact, pipe, deadline, may_give_up
         self._cells: dict[tuple[int, ...], Cell | None] = {}
         self._chains: dict[tuple[int, ...], Floats] = {}
         self._grids: dict[int, Floats] = {}
@@ -270,6 +274,7 @@ class Table:
             switches=switches,
             changes_base=1,
             budget=exact.budget[cell.stage],
+            deadline=self.deadline if self.may_give_up else math.inf,
         )
 
     def transients(self, cell: Cell, problem: LayerProblem) -> Ints:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import math
 import time
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -26,7 +27,7 @@ from numpy.typing import NDArray
 from meshwright.cost.simulate import simulate_many
 from meshwright.search.bound import C, Pipe
 from meshwright.search.labels import FAR, Ints, Switch, group_switch, pareto_rows, present
-from meshwright.search.layers import LayerProblem, plan_sums, solve_intervals
+from meshwright.search.layers import LayerProblem, OutOfTime, plan_sums, relaxed_bound, solve_intervals
 from meshwright.search.problem import Exact, StageChoice, StageProblem, price, to_exact
 from meshwright.search.recursion import Cells, Way, all_below, floor, least_bound, received_by, viable
 from meshwright.search.rows import Cell, Table
@@ -88,7 +89,7 @@ def solve_below(
     limit = FAR if beat_s is None else base * math.floor(beat_s * exact.time_scale)
     best = _Best(ticks=limit)
     if problem.num_stages == 1:
-        lower = _solve_one_stage(exact, best)
+        lower = _solve_one_stage(exact, best, deadline if best.is_known else math.inf)
     else:
         lower = _solve_many_stages(exact, partitions, deadline, best)
     if best.plan is None:
@@ -143,8 +144,9 @@ def _without_dominated(exact: Exact) -> Exact:
 # One stage.
 
 
-def _solve_one_stage(exact: Exact, best: _Best) -> int:
-    """Solve P = 1 exactly; return the optimum, FAR when nothing fits."""
+def _solve_one_stage(exact: Exact, best: _Best, deadline: float) -> int:
+    """Solve P = 1 exactly; return the optimum, FAR when nothing fits, or a bound when `deadline` came first."""
+    lower = FAR
     m = exact.source.num_micro_batches
     allowed = exact.forward < FAR
     clean = [np.where(allowed, part, 0) for part in (exact.forward, exact.backward, exact.step)]
@@ -173,15 +175,21 @@ def _solve_one_stage(exact: Exact, best: _Best) -> int:
             switches=tuple(switches),
             changes_base=base,
             budget=exact.budget[0] + saving,
+            deadline=deadline,
         )
-        plan = solve_intervals(layers, np.where(here, exact.transient, FAR), best.ticks)
+        transients = np.where(here, exact.transient, FAR)
+        try:
+            plan = solve_intervals(layers, transients, best.ticks)
+        except OutOfTime:
+            lower = min(lower, relaxed_bound(layers, transients))
+            continue
         if plan is None:
             continue
         found = plan_sums(layers, plan)[0]
         strategies = tuple(int(s) for s in plan)
         if found < best.ticks or (best.plan is not None and (found, strategies) < (best.ticks, best.plan[1])):
             best.ticks, best.plan = found, ((0, base), strategies)
-    return best.ticks
+    return min(lower, best.ticks)
 
 
 # Several stages.
@@ -192,11 +200,12 @@ def _solve_many_stages(
 ) -> int:
     """Solve each part, the promising ones first; return the bound over all."""
     start = time.perf_counter()
-    table = Table(_without_dominated(exact), _pipe(exact.source), deadline)
+    table = Table(_without_dominated(exact), _pipe(exact.source), deadline, may_give_up=best.is_known)
     parts = _parts(exact, partitions)
     relaxed: dict[tuple[int, ...] | None, int] = {}  # [partition] bound with the ends free
     if exact.source.tied:
-        parts, relaxed = _untied_first(table, parts, start + (deadline - start) / 2, best)
+        with suppress(OutOfTime):  # then nothing is known of any part
+            parts, relaxed = _untied_first(table, parts, start + (deadline - start) / 2, best)
     bounds = [relaxed.get(part.partition, 0) for part in parts]
     if not exact.source.tied and len(parts) > 1:
         bounds = [_bottleneck(table, _cells(table, part)) for part in parts]
@@ -297,6 +306,15 @@ def _balanced(table: Table, cells: Cells) -> list[Cell] | None:
 
 def _solve_part(table: Table, part: _Part, deadline: float, best: _Best) -> int:
     """Close the gap between the least bound of a part and the incumbent; return the bound reached."""
+    bounds = [0]
+    try:
+        return _close_gap(table, part, deadline, best, bounds)
+    except OutOfTime:
+        return min(bounds[-1], best.ticks)
+
+
+def _close_gap(table: Table, part: _Part, deadline: float, best: _Best, bounds: list[int]) -> int:
+    """Do the work of `_solve_part`; `bounds` gets every bound on the way."""
     cells = _cells(table, part)
     if not best.is_known:
         cells = _first_plan(table, part, cells, best)
@@ -310,6 +328,7 @@ def _solve_part(table: Table, part: _Part, deadline: float, best: _Best) -> int:
         if way is None:
             return best.ticks
         value = max(value, way.value)
+        bounds.append(value)
         open_cells = [step.cell for step in way.steps if step.row < 0]
         if not open_cells:
             _offer(table, part, _plan_of_rows(table, way), best)

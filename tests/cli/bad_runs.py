@@ -188,6 +188,12 @@ CHECKPOINTS = [
     Bad(name="checkpoint: empty run", command=train("--resume", "run"), says="run: holds no whole checkpoint",
         files={"plan.json": PLAN, "run/": ""}),
     of_checkpoint("empty", "run: holds no whole checkpoint", {"": ""}),
+    Bad(name="checkpoint: left over", command=train("--resume", f"{STEP}.partial"),
+        says="is left over from a save that did not end; name run instead",
+        files={"plan.json": PLAN, f"{STEP}.partial/checkpoint.json": json.dumps(CHECKPOINT)}),
+    Bad(name="checkpoint: of a run before", command=train("--run-dir", "run"),
+        says="run-dir: run holds checkpoints of an earlier run (step-00000003); go on from them with --resume run",
+        files={"plan.json": PLAN, f"{STEP}/checkpoint.json": json.dumps(CHECKPOINT)}),
     of_checkpoint("only pickles", "run: holds no whole checkpoint: run/checkpoints/step-00000003 is torn (",
                   {"evil.pt": EVIL, "__0_0.distcp": EVIL, ".metadata": EVIL}),
     of_checkpoint("only pickles, named itself", f"{STEP}: holds no whole checkpoint",
@@ -313,6 +319,10 @@ METRICS = [
 ]  # fmt: skip
 
 OUTPUTS = [
+    Bad(name="output: run folder is a file", command=train("--run-dir", "plan.json"),
+        says="plan.json/metrics.jsonl: cannot be written: Not a directory", files={"plan.json": PLAN}),
+    Bad(name="predict: options for another plan", command=("predict", "plan.json", "--tp", "2"),
+        says="predict: a plan file says it all; leave out --tp", files={"plan.json": PLAN}),
     Bad(name="output: not a real folder", command=ask(output="/proc/nowhere/plan.json"),
         says="nowhere/plan.json: cannot be written: "),
     Bad(name="output: a folder", command=ask(output="out"), says="out: cannot be written: Is a directory",

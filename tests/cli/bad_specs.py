@@ -260,6 +260,10 @@ JOBS = [
 PROFILES = [
     of_plan_option("p.json: no such file", profile="p.json"),
     Bad(name="profile: folder", command=ask(profile="p"), says="p: cannot be read: Is a directory", files={"p/": ""}),
+    of_profile("the same twice", "matmuls holds two samples of the same thing; keep one of them",
+               spoiled(PROFILE, lambda data: data["matmuls"].append(data["matmuls"][0]))),
+    of_profile("absurd seconds", "matmuls[0].seconds: must be less than or equal to 600000",
+               spoiled(PROFILE, put("matmuls", 0, "seconds", value=1e300))),
     of_profile("empty file", "p.json: not readable as JSON: Expecting value", ""),
     of_profile("truncated", "p.json: not readable as JSON: ", PROFILE[: len(PROFILE) // 2]),
     of_profile("a plan", "p.json: is another kind of file: it has none of the keys device, backend", PLAN),

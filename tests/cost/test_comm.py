@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwright.cost.comm import collective_s, exposed_s
-from meshwright.spec.cluster import DeviceSpec
+from meshwright.cost.comm import collective_s, exposed_s, rising
+from meshwright.spec.cluster import ClusterSpec, DeviceSpec
 from meshwright.spec.library import cluster
-from meshwright.spec.profile import CollectiveOp
+from meshwright.spec.profile import CollectiveOp, CollectiveSample
 
 TWO_NODES = cluster("2x8xa100-sxm-40g")
 OPS: tuple[CollectiveOp, ...] = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send")
@@ -104,3 +104,47 @@ def test_two_streams_with_factors_of_their_own(communication: float, compute: fl
     clock += max(left, its_left)
     found = exposed_s(communication, compute, device(slower, its_slower))
     assert found == pytest.approx(clock - compute, abs=1e-9)
+
+
+def samples(*points: tuple[int, float], stride: int = 1, num_nodes: int = 1) -> tuple[CollectiveSample, ...]:
+    return tuple(
+        CollectiveSample(
+            op="all_reduce", num_ranks=2, stride=stride, num_nodes=num_nodes, message_bytes=size, seconds=seconds
+        )
+        for size, seconds in points
+    )
+
+
+def measured(*found: CollectiveSample) -> ClusterSpec:
+    return TWO_NODES.model_copy(update={"collective_samples": found})
+
+
+def test_noise_does_not_make_more_bytes_cheaper():
+    """A sample of a larger message came out cheaper: prices rise all the same, also above the largest."""
+    noisy = measured(*samples((1 << 10, 5e-3), (1 << 20, 1e-3), (1 << 24, 2e-3)))
+    sizes = (1, 1 << 10, 1 << 15, 1 << 20, 1 << 25, 1 << 30)
+    prices = [collective_s("all_reduce", size, (0, 1), noisy) for size in sizes]
+    assert prices == sorted(prices)
+    assert prices[-1] > prices[-2] > prices[-3] > 0
+    assert prices[0] == pytest.approx((5e-3 + 1e-3 + 2e-3) / 3)
+
+
+def test_of_samples_that_are_equally_near_one_way_is_taken():
+    both = measured(*samples((1 << 10, 1e-3), (1 << 20, 2e-3)), *samples((1 << 10, 3e-3), (1 << 20, 4e-3), stride=3))
+    assert collective_s("all_reduce", 1 << 10, (0, 2), both) == 1e-3
+    assert collective_s("all_reduce", 1 << 10, (0, 3), both) == 3e-3
+
+
+def test_links_inside_a_node_do_not_stand_in_for_those_between_nodes():
+    inside = measured(*samples((1 << 10, 1e-3), (1 << 20, 2e-3), stride=8))
+    assert collective_s("all_reduce", 1 << 20, (0, 8), inside) == collective_s("all_reduce", 1 << 20, (0, 8), TWO_NODES)
+    across = measured(*samples((1 << 10, 1e-3), (1 << 20, 2e-3), stride=8, num_nodes=2))
+    assert collective_s("all_reduce", 1 << 20, (0, 8), across) == 2e-3
+
+
+@given(st.lists(st.floats(1e-6, 1), min_size=1, max_size=8))
+def test_pooling_keeps_the_sum_and_never_falls(seconds: list[float]):
+    pooled = [s for _, s in rising(tuple(enumerate(seconds)))]
+    assert pooled == sorted(pooled)
+    assert sum(pooled) == pytest.approx(sum(seconds))
+    assert rising(tuple(enumerate(sorted(seconds)))) == tuple(enumerate(sorted(seconds)))

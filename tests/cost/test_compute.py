@@ -5,10 +5,12 @@ from __future__ import annotations
 import pytest
 
 from meshwright.cost.compute import accumulate_s, layer_compute, optimizer_s
+from meshwright.spec.cluster import DeviceSpec
 from meshwright.spec.flops import forward_flops
 from meshwright.spec.job import JobSpec
 from meshwright.spec.library import device, model
 from meshwright.spec.model import BlockLayer, LayerSpec
+from meshwright.spec.profile import LayerSample
 
 A100 = device("a100-sxm-40g")
 BF16 = JobSpec(global_batch_size=8, seq_len=2048)
@@ -77,3 +79,32 @@ def test_updates_are_in_proportion_to_what_a_rank_holds():
     assert accumulate_s(2_000_000, BF16, A100) == pytest.approx(2 * accumulate_s(1_000_000, BF16, A100))
     bytes_per_s = A100.memory_bytes_per_s * A100.memory_efficiency
     assert accumulate_s(1_000_000, FP32, A100) == pytest.approx(12e6 / bytes_per_s), "read two fp32, write one"
+
+
+def with_samples(*points: tuple[int, float], busy_ranks: int = 2) -> DeviceSpec:
+    samples = tuple(
+        LayerSample(
+            layer=LLAMA.layers[1], tp=1, samples_per_rank=count, seq_len=2048, dtype="bf16", busy_ranks=busy_ranks,
+            forward_s=seconds, backward_s=2 * seconds,
+        )
+        for count, seconds in points
+    )  # fmt: skip
+    return A100.model_copy(update={"layer_samples": samples})
+
+
+def test_measured_layers_lie_on_lines_that_never_fall():
+    """Noise made four samples cheaper than one: their mean stands for both, and more still take longer."""
+    noisy = with_samples((1, 2e-3), (4, 1.5e-3), (16, 8e-3))
+    times = [layer_compute(LLAMA.layers[1], 1, count, BF16, noisy).forward_s for count in (1, 2, 4, 10, 16, 64, 1024)]
+    assert times == sorted(times)
+    assert times[0] == times[2] == pytest.approx(1.75e-3)
+    assert times[3] == pytest.approx((1.75e-3 + 8e-3) / 2)
+    assert times[5] > 2 * times[4]
+    flat = with_samples((1, 2e-3), (4, 2e-3))
+    assert layer_compute(LLAMA.layers[1], 1, 64, BF16, flat).backward_s > 8 * 4e-3
+
+
+def test_of_two_measurements_the_one_with_more_busy_ranks_counts():
+    both = with_samples((1, 1e-3), busy_ranks=2).layer_samples + with_samples((1, 3e-3), busy_ranks=4).layer_samples
+    device = A100.model_copy(update={"layer_samples": both})
+    assert layer_compute(LLAMA.layers[1], 1, 1, BF16, device).forward_s == 3e-3

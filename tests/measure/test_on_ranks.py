@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -92,6 +93,29 @@ def test_an_interrupted_profile_keeps_what_it_has(tmp_path: Path):
     assert len(kept.samples) > 0
     assert f"{len(kept.samples)} samples are kept in {path}; the same command goes on from there" in errors
     assert "Traceback" not in errors
+
+
+def test_a_stopped_rank_ends_the_profile_and_is_named(tmp_path: Path):
+    path = tmp_path / "profile.json"
+    options = ["--local", "2", "-o", str(path), "--timeout", "8", *QUESTION]
+    command = [sys.executable, "-m", "meshwright", "profile", *options]
+    job = subprocess.Popen(command, cwd=ROOT, env=environment(), stderr=subprocess.PIPE, text=True)
+    children: list[int] = []
+    try:
+        deadline = time.monotonic() + END_WITHIN_S
+        while not path.exists():
+            assert time.monotonic() < deadline
+            assert job.poll() is None
+            time.sleep(0.1)
+        children = [int(pid) for pid in Path(f"/proc/{job.pid}/task/{job.pid}/children").read_text().split()]
+        os.kill(children[1], signal.SIGSTOP)
+        _, errors = job.communicate(timeout=END_WITHIN_S)
+    finally:
+        job.kill()
+    assert job.returncode == 1, errors
+    assert "rank 1 has not answered for" in errors
+    assert "Traceback" not in errors
+    assert not read_spec(Profile, path).is_complete
 
 
 def test_several_machines_have_links_of_their_own(tmp_path: Path):
