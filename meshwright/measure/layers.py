@@ -31,7 +31,7 @@ from meshwright.spec.profile import LayerSample
 
 _MOST_COPIES = 2
 _SAMPLES_RATIO = 4
-_REPEATS = 5  # most of a prediction is their time
+_REPEATS = 4  # most of a prediction is their time
 
 
 def layer_tasks(device: torch.device, model: ModelSpec, job: JobSpec, batch: int) -> Iterator[Task]:

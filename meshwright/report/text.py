@@ -50,10 +50,11 @@ def proof_line(plan: Plan) -> str:
 
 def prediction_line(plan: Plan, predicted: Prediction) -> Text:
     """Return the predicted step in one line."""
+    mfu = f"mfu {100 * predicted.mfu:.1f} %, " if plan.cluster.device.backend == "cuda" else ""
     reserve = f" after {show_bytes(plan.budget.reserved_bytes)} reserved" if plan.budget.reserved_bytes else ""
     return Text(
         f"predicted: {show_seconds(predicted.step_s)} a step, {predicted.tokens_per_s:,.0f} tokens/s, "
-        f"mfu {100 * predicted.mfu:.1f} %, peak {show_bytes(predicted.peak_bytes)} of "
+        f"{mfu}peak {show_bytes(predicted.peak_bytes)} of "
         f"{show_bytes(plan.budget.usable_bytes)} usable{reserve}"
         + ("" if predicted.peak_bytes <= plan.budget.usable_bytes else ": DOES NOT FIT")
     )

@@ -325,6 +325,7 @@ class _Run:
             return
         job, num_samples = self.plan.job, self.plan.global_batch_size
         flops_per_s = self.plan.cluster.device.peak_flops_per_s(job.param_dtype) * self.plan.num_devices
+        mfu = step_flops(self.plan.model, job.seq_len, num_samples) / step_s / flops_per_s
         self.metrics.write(
             "step",
             step=self.step,
@@ -333,7 +334,7 @@ class _Run:
             lr=rate,
             step_s=step_s,
             tokens_per_s=num_samples * job.seq_len / step_s,
-            mfu=step_flops(self.plan.model, job.seq_len, num_samples) / step_s / flops_per_s,
+            mfu=mfu if self.device.type == "cuda" else None,  # of a CPU no peak is known, only measured rates
             num_samples=self.num_samples,
             num_tokens=report.num_tokens,
             peak_memory_bytes=peaks,
