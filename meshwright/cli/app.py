@@ -11,6 +11,7 @@ import sys
 import typer
 from pydantic import ValidationError
 
+from meshwright.cli.common import BAD_INPUT
 from meshwright.cli.compare import compare
 from meshwright.cli.doctor import doctor
 from meshwright.cli.plan import plan
@@ -36,12 +37,10 @@ for command in (plan, predict, show, train, profile, tune, compare, schema, doct
     app.command()(command)
 app.command("run-trials", hidden=True)(trials_of_file)
 
-_BAD_INPUT = 2
-
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line and exit. Wrong options end in typer's own message, also with code 2."""
-    code = _BAD_INPUT
+    code = BAD_INPUT
     try:
         app(args=arguments)
     except UserError as error:

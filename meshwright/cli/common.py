@@ -10,6 +10,7 @@ import typer
 from rich.console import Console, RenderableType
 
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
+BAD_INPUT, STOPPED_FROM = 2, 128  # exit codes: what the user must mend; above this, a signal's number is added
 _PLAIN_WIDTH = 200
 
 

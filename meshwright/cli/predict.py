@@ -41,12 +41,12 @@ def predict(
 ) -> None:
     """Predict step time and memory, term by term, of a plan file or of one strategy for all layers."""
     if plan is not None:
-        given = {
-            "model": model, "cluster": cluster, "global-batch": global_batch, "seq-len": seq_len, "memory": memory,
-            "tp": tp > 1, "pp": pp > 1, "zero-stage": zero_stage > 0, "dp-shard": dp_shard, "recompute": recompute,
-            "micro-batches": micro_batches > 1,
-        }  # fmt: skip
-        if extra := [f"--{name}" for name, value in given.items() if value is not None and value is not False]:
+        given = {"model": model, "cluster": cluster, "global-batch": global_batch, "seq-len": seq_len, "memory": memory,
+                 "dp-shard": dp_shard}  # fmt: skip
+        changed = {"tp": tp > 1, "pp": pp > 1, "zero-stage": zero_stage > 0, "recompute": recompute,
+                   "micro-batches": micro_batches > 1}  # fmt: skip
+        is_given = {name: value is not None for name, value in given.items()} | changed
+        if extra := [f"--{name}" for name, yes in is_given.items() if yes]:
             raise UserError(f"predict: a plan file says it all; leave out {', '.join(extra)}")
         wanted = load_plan(plan)
     else:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from meshwright.cli.common import note
-from meshwright.cli.need_torch import need_torch, one_voice
+from meshwright.cli.common import STOPPED_FROM, note
+from meshwright.cli.need_torch import need_torch
+from meshwright.cli.one_voice import one_voice
 from meshwright.errors import UserError
 from meshwright.files import check_writable, read_spec, sha256, write_spec
 from meshwright.spec import library
@@ -22,7 +22,6 @@ from meshwright.spec.profile import Profile
 if TYPE_CHECKING:
     from meshwright.measure.profile import Question
 
-_STOPPED_FROM = 128
 _WIDE_SPREAD, _SHARE_VARYING = 0.5, 0.2
 
 
@@ -62,7 +61,7 @@ def profile(
     arguments += [] if model is None else ["--model", model]
     arguments += ["--timeout", str(timeout), *(["--fresh"] if fresh else [])]
     code = launch_local(local, arguments)
-    if code > _STOPPED_FROM and output.exists():
+    if code > STOPPED_FROM and output.exists():
         kept = read_spec(Profile, output)
         if not kept.is_complete:
             again = "the same command without --fresh" if fresh else "the same command"
@@ -84,14 +83,14 @@ def _measure(
     import torch
 
     from meshwright.measure.profile import measure_profile
-    from meshwright.measure.ways import from_first_rank
+    from meshwright.runtime.first_rank import from_first_rank, on_first_rank
     from meshwright.runtime.supervise import supervised
     from meshwright.runtime.watchdog import Progress
 
     def work(device: torch.device, progress: Progress) -> None:
         # On other machines there may be another file, or none.
         held = from_first_rank(None if previous is None else previous.model_dump_json())
-        show, keep = _output(output)
+        show = on_first_rank(note)
 
         def show_progress(line: str) -> None:
             progress.begin(line)
@@ -103,7 +102,7 @@ def _measure(
             _question(model, global_batch, seq_len, dtype),
             previous=None if held is None else Profile.model_validate_json(held),
             show=show_progress,
-            keep=keep,
+            keep=on_first_rank(lambda found: write_spec(found, output)),
         )
         show(f"{len(measured.samples)} samples written to {output}")
         varying = sum(sample.spread > _WIDE_SPREAD for sample in measured.samples)
@@ -123,15 +122,6 @@ def _question(model: ModelSpec | None, global_batch: int, seq_len: int, dtype: D
 
     job = JobSpec(global_batch_size=global_batch, seq_len=seq_len, param_dtype=dtype)
     return Question(model=model, job=job, batch=global_batch)
-
-
-def _output(path: Path) -> tuple[Callable[[str], None], Callable[[Profile], None]]:
-    """Return how to say something and how to keep a profile: on the first rank only."""
-    from meshwright.measure.ways import is_first_rank
-
-    if not is_first_rank():
-        return lambda _line: None, lambda _profile: None
-    return note, lambda measured: write_spec(measured, path)
 
 
 def _device_name(backend: str) -> str:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from meshwright.cli.common import note, show_line
-from meshwright.cli.need_torch import need_torch, one_voice
+from meshwright.cli.need_torch import need_torch
+from meshwright.cli.one_voice import one_voice
 from meshwright.errors import UserError
 from meshwright.files import check_writable
 from meshwright.search.planner import load_plan

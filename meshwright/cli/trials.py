@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from meshwright.cli.common import note
-from meshwright.cli.need_torch import need_torch, one_voice
+from meshwright.cli.common import BAD_INPUT, STOPPED_FROM, note
+from meshwright.cli.need_torch import need_torch
+from meshwright.cli.one_voice import one_voice
 from meshwright.files import read_spec, write_spec
 from meshwright.spec.plan import Plan
 from meshwright.spec.trial import Trial, Trials
@@ -28,8 +29,6 @@ if TYPE_CHECKING:
 
     from meshwright.runtime.watchdog import Progress
 
-_STOPPED_FROM = 128
-_BAD_INPUT = 2
 _GIVE_BACK_MEMORY = {"MALLOC_TRIM_THRESHOLD_": "1000000"}  # docs/log.md says why
 
 
@@ -46,7 +45,7 @@ def run_trials_here(plans: tuple[Plan, ...], *, rounds: int, steps: int, with_me
         refuse_what_cannot_run(plan)
     backend = plans[0].cluster.device.backend
     check_devices(backend, plans[0].num_devices)
-    blank = Trials(trials=tuple(Trial(plan=plan) for plan in plans))
+    blank = Trials.of(plans)
     with tempfile.TemporaryDirectory(prefix="meshwright-") as folder:
         path = Path(folder) / "trials.json"
         trials = _until_all_ran(blank, path, rounds=rounds, steps=steps)
@@ -65,15 +64,15 @@ def run_trials_as_rank(
 ) -> Trials | None:
     """Return the trials of the plans that the first rank gives: on the first rank, None on the others."""
     from meshwright.measure.trials import run_trials
-    from meshwright.measure.ways import from_first_rank, is_first_rank
+    from meshwright.runtime.first_rank import from_first_rank, is_first_rank, on_first_rank
 
-    given = None if plans is None else Trials(trials=tuple(Trial(plan=p) for p in plans)).model_dump_json()
+    given = None if plans is None else Trials.of(plans).model_dump_json()
     held = from_first_rank(given)
     if held is None:
         return None
     trials = Trials.model_validate_json(held)
-    show = note if is_first_rank() else _say_nothing
-    found = run_trials(trials, device, rounds=rounds, steps=steps, progress=progress, show=show, keep=_say_nothing)
+    show = on_first_rank(note)
+    found = run_trials(trials, device, rounds=rounds, steps=steps, progress=progress, show=show, keep=lambda _: None)
     return found if is_first_rank() else None
 
 
@@ -86,19 +85,18 @@ def trials_of_file(
     trials = read_spec(Trials, path)
 
     from meshwright.measure.trials import run_trials
-    from meshwright.measure.ways import is_first_rank
+    from meshwright.runtime.first_rank import on_first_rank
     from meshwright.runtime.supervise import supervised
 
     def work(device: torch.device, progress: Progress) -> None:
-        is_first = is_first_rank()
         run_trials(
             trials,
             device,
             rounds=rounds,
             steps=steps,
             progress=progress,
-            show=note if is_first else _say_nothing,
-            keep=(lambda done: write_spec(done, path)) if is_first else _say_nothing,
+            show=on_first_rank(note),
+            keep=on_first_rank(lambda done: write_spec(done, path)),
         )
 
     with one_voice():
@@ -116,7 +114,7 @@ def _until_all_ran(trials: Trials, path: Path, *, rounds: int, steps: int) -> Tr
         trials = read_spec(Trials, path)
         if code == 0:
             continue
-        if trials.running is None or code > _STOPPED_FROM or code == _BAD_INPUT:
+        if trials.running is None or code > STOPPED_FROM or code == BAD_INPUT:
             raise typer.Exit(code)  # the ranks have said why
         broken = trials.trials[trials.running].model_copy(update={"failure": "broke its ranks"})
         note(f"plan {trials.running + 1} broke its ranks; going on without it")
@@ -137,7 +135,3 @@ def _environment(values: dict[str, str]) -> Generator[None]:
                 del os.environ[name]
             else:
                 os.environ[name] = value
-
-
-def _say_nothing(_what: object) -> None:
-    pass

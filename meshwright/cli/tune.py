@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-import os
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from meshwright.cli.common import JsonFlag, note, show_json, show_line, show_view
-from meshwright.cli.need_torch import need_torch, one_voice
+from meshwright.cli.need_torch import need_torch
+from meshwright.cli.one_voice import one_voice
 from meshwright.cli.options import (
     BatchOption,
     ClusterOption,
@@ -35,7 +35,7 @@ from meshwright.search import planner
 from meshwright.search.engine import DEFAULT_TIME_LIMIT_S, Infeasible, Request
 from meshwright.search.finalists import finalists
 from meshwright.spec.plan import Plan
-from meshwright.spec.trial import Trials
+from meshwright.spec.trial import Trial, Trials
 
 
 class NothingFitsError(UserError):
@@ -110,12 +110,13 @@ def _tune_as_rank(request: Request, top: int, rounds: int, steps: int) -> Trials
     """Tune on this rank; the first one searches for all, since a search that runs out of time may end elsewhere."""
     import torch
 
+    from meshwright.runtime.first_rank import is_first_rank
     from meshwright.runtime.supervise import TIMEOUT_S, supervised
     from meshwright.runtime.watchdog import Progress
 
     def work(device: torch.device, progress: Progress) -> Trials | None:
         progress.begin("searching")
-        plans = _finalists(request, top) if os.environ["RANK"] == "0" else None
+        plans = _finalists(request, top) if is_first_rank() else None
         return run_trials_as_rank(plans, device, progress, rounds=rounds, steps=steps)
 
     # The others wait for the first one's search.
@@ -143,23 +144,18 @@ def _show(trials: Trials, output: Path | None, *, as_json: bool) -> None:
         show_line("no plan ran to its end within its budget")
         raise typer.Exit(1)
     if not as_json:
-        show_line(_verdict(trials))
+        show_line(_verdict(trials, best))
     if output is not None:
         planner.save_plan(best.plan, output)
         note(f"the fastest plan is written to {output}")
 
 
-def _verdict(trials: Trials) -> str:
+def _verdict(trials: Trials, best: Trial) -> str:
     """Return in words whether the trials bear out the search's choice."""
-    best, first = winner(trials), trials.trials[0]
-    assert best is not None  # noqa: S101 the caller has looked
+    first, number = trials.trials[0], trials.trials.index(best) + 1
     if best is first:
         return "the plan that the search chose is the fastest of those that ran"
-    if first.failure is not None or not first.step_s:
-        return (
-            f"the plan that the search chose did not run; {trials.trials.index(best) + 1} is the fastest of the others"
-        )
+    if not first.has_run:
+        return f"the plan that the search chose did not run; {number} is the fastest of the others"
     gain = (first.median_s / first.plan.global_batch_size) / (best.median_s / best.plan.global_batch_size) - 1
-    return (
-        f"plan {trials.trials.index(best) + 1} is {100 * gain:.1f} % faster a sample than the one that the search chose"
-    )
+    return f"plan {number} is {100 * gain:.1f} % faster a sample than the one that the search chose"

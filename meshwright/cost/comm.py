@@ -16,14 +16,21 @@ they decide, in a straight line between message sizes.
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from functools import lru_cache
 from math import log2
 from typing import Literal
 
+from meshwright.cost.lines import Points, on_line, rising
 from meshwright.spec.base import Dtype
 from meshwright.spec.cluster import ClusterSpec, DeviceSpec
 from meshwright.spec.profile import CollectiveOp, CollectiveSample, UnitOp, UnitSample
+
+# The collective in the midst of what a unit does; nobody talks when gradients are accumulated.
+UNIT_COLLECTIVES: dict[UnitOp, CollectiveOp] = {
+    "gather": "all_gather",
+    "reduce_scatter": "reduce_scatter",
+    "all_reduce": "all_reduce",
+}
 
 
 def collective_s(
@@ -33,11 +40,11 @@ def collective_s(
     num_ranks = len(ranks)
     if num_ranks == 1 or message_bytes == 0:
         return 0.0
-    stride, num_nodes = _shape(ranks, cluster.devices_per_node)
+    stride, num_nodes = group_shape(ranks, cluster.devices_per_node)
     if cluster.collective_samples:
         points = _measured(cluster, "collective", op, dtype, num_ranks, stride, num_nodes)
         if points:
-            return _interpolated(points, message_bytes, _least_slope(op, num_ranks, num_nodes, cluster))
+            return _on_line(points, message_bytes, _slope(op, num_ranks, num_nodes, cluster))
     bytes_per_s, latency_s = _link(num_ranks, num_nodes, cluster)
     moved_bytes, num_latencies = ring_terms(op, message_bytes, num_ranks)
     return moved_bytes / bytes_per_s + num_latencies * latency_s
@@ -49,24 +56,24 @@ def unit_s(
     """Return the measured seconds that the data-parallel runtime adds to a pass; None where nothing was measured."""
     if not cluster.unit_samples or message_bytes == 0:
         return None
-    stride, num_nodes = _shape(ranks, cluster.devices_per_node)
+    stride, num_nodes = group_shape(ranks, cluster.devices_per_node)
     points = _measured(cluster, "unit", op, dtype, len(ranks), stride, num_nodes)
-    collective: CollectiveOp = "all_gather" if op == "gather" else "all_reduce" if op == "accumulate" else op
-    slope = _least_slope(collective, len(ranks), num_nodes, cluster) if op != "accumulate" else 0.0
-    return _interpolated(points, message_bytes, slope) if points else None
+    slope = _slope(UNIT_COLLECTIVES[op], len(ranks), num_nodes, cluster) if op in UNIT_COLLECTIVES else 0.0
+    return _on_line(points, message_bytes, slope) if points else None
 
 
 def measured_sizes(op: str, num_ranks: int, num_nodes: int, cluster: ClusterSpec) -> tuple[int, ...]:
     """Return the message sizes for which `op` was measured over as many ranks, on one node or on several."""
-    return tuple(
-        s.message_bytes
-        for s in cluster.collective_samples
-        if s.op == op and s.num_ranks == num_ranks and (s.num_nodes > 1) == (num_nodes > 1)
-    )
+    return tuple(s.message_bytes for s in cluster.collective_samples if s.op == op and _is_of(s, num_ranks, num_nodes))
+
+
+def _is_of(sample: CollectiveSample | UnitSample, num_ranks: int, num_nodes: int) -> bool:
+    """Return whether a sample is of groups of as many ranks, inside a node or across nodes as these are."""
+    return sample.num_ranks == num_ranks and (sample.num_nodes > 1) == (num_nodes > 1)
 
 
 @lru_cache(maxsize=65536)
-def _shape(ranks: tuple[int, ...], devices_per_node: int) -> tuple[int, int]:
+def group_shape(ranks: tuple[int, ...], devices_per_node: int) -> tuple[int, int]:
     """Return how far apart `ranks` lie, and how many nodes they touch."""
     stride = abs(ranks[1] - ranks[0]) if len(ranks) > 1 else 1
     return stride, len({rank // devices_per_node for rank in ranks})
@@ -81,7 +88,7 @@ def _measured(
     num_ranks: int,
     stride: int,
     num_nodes: int,
-) -> tuple[tuple[int, float], ...]:
+) -> Points:
     """Return (bytes, seconds) samples of such groups, by size.
 
     Another stride or dtype stands in where there is none of these; inside a node and across nodes,
@@ -91,7 +98,7 @@ def _measured(
     samples = cluster.collective_samples if kind == "collective" else cluster.unit_samples
     found = [s for s in samples if s.op == op]
     if op != "accumulate":  # in which nobody talks
-        found = [s for s in found if s.num_ranks == num_ranks and (s.num_nodes > 1) == (num_nodes > 1)]
+        found = [s for s in found if _is_of(s, num_ranks, num_nodes)]
     found = [s for s in found if s.dtype == dtype] or found
     if not found:
         return ()
@@ -105,41 +112,12 @@ def _measured(
     return rising(tuple(sorted(by_size.items())))
 
 
-def rising(points: tuple[tuple[int, float], ...]) -> tuple[tuple[int, float], ...]:
-    """Return (size, seconds) with seconds that never fall: where noise has made more cheaper than less, their mean.
-
-    Isotonic regression by pooling neighbours (Ayer et al. 1955, doi 10.1214/aoms/1177728423).
-    """
-    pools: list[tuple[float, int]] = []  # mean and number of points
-    for _, seconds in points:
-        mean, count = seconds, 1
-        while pools and pools[-1][0] > mean:
-            before, others = pools.pop()
-            mean, count = (mean * count + before * others) / (count + others), count + others
-        pools.append((mean, count))
-    means = [mean for mean, count in pools for _ in range(count)]
-    return tuple((size, seconds) for (size, _), seconds in zip(points, means, strict=True))
+def _on_line(points: Points, message_bytes: float, slope: float) -> float:
+    """Return seconds between samples; below the smallest they cost the same."""
+    return on_line(points, message_bytes, at_nothing_s=points[0][1], least_slope=slope)
 
 
-def _interpolated(points: tuple[tuple[int, float], ...], message_bytes: float, least_slope: float) -> float:
-    """Return seconds on the line through the two nearest samples; below the smallest they cost the same.
-
-    Above the largest they rise as between the last two, or by `least_slope` if that is steeper.
-    """
-    sizes = [size for size, _ in points]
-    (first, first_s), (last, last_s) = points[0], points[-1]
-    if message_bytes <= first:
-        return first_s
-    if message_bytes > last:
-        before, before_s = points[-2] if len(points) > 1 else (0, last_s)
-        slope = (last_s - before_s) / (last - before)
-        return last_s + (message_bytes - last) * max(slope, least_slope)
-    right = bisect_left(sizes, message_bytes)
-    (low, low_s), (high, high_s) = points[right - 1], points[right]
-    return low_s + (message_bytes - low) / (high - low) * (high_s - low_s)
-
-
-def _least_slope(op: CollectiveOp, num_ranks: int, num_nodes: int, cluster: ClusterSpec) -> float:
+def _slope(op: CollectiveOp, num_ranks: int, num_nodes: int, cluster: ClusterSpec) -> float:
     """Return seconds a byte at the bandwidth of the link."""
     bytes_per_s, _ = _link(num_ranks, num_nodes, cluster)
     return ring_terms(op, 1.0, num_ranks)[0] / bytes_per_s

@@ -10,13 +10,12 @@ moves 28 bytes per logit, forward and backward together (32-bit temporaries).
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from statistics import median
 
-from meshwright.cost.comm import rising
+from meshwright.cost.lines import Points, on_line, rising
 from meshwright.spec.base import dtype_bytes
 from meshwright.spec.cluster import DeviceSpec
 from meshwright.spec.flops import forward_flops
@@ -88,26 +87,18 @@ def _interpolated(points: list[LayerSample], samples_per_rank: int) -> ComputeSe
     forward = tuple((p.samples_per_rank, p.forward_s) for p in points)
     backward = tuple((p.samples_per_rank, p.backward_s) for p in points)
     return ComputeSeconds(
-        forward_s=_on_line(rising(forward), samples_per_rank), backward_s=_on_line(rising(backward), samples_per_rank)
+        forward_s=_on_line(forward, samples_per_rank), backward_s=_on_line(backward, samples_per_rank)
     )
 
 
-def _on_line(points: tuple[tuple[int, float], ...], count: int) -> float:
-    """Return seconds at `count`, in a straight line between points; below the smallest in proportion.
+def _on_line(points: Points, count: int) -> float:
+    """Return seconds at `count` samples; below the smallest count in proportion.
 
-    Above the largest the line goes on, by half the last point's seconds a sample at least: noise may have made it flat.
+    Above the largest by half the last point's seconds a sample at least: noise may have made the line flat.
     """
-    counts = [at for at, _ in points]
-    (first, first_s), (last, last_s) = points[0], points[-1]
-    if count <= first:
-        return first_s * count / first
-    if count >= last:
-        before, before_s = points[-2] if len(points) > 1 else (0, 0.0)
-        slope = max((last_s - before_s) / (last - before), last_s / last / 2)
-        return last_s + slope * (count - last)
-    right = bisect_left(counts, count)
-    (low, low_s), (high, high_s) = points[right - 1], points[right]
-    return low_s + (count - low) / (high - low) * (high_s - low_s)
+    points = rising(points)
+    last, last_s = points[-1]
+    return on_line(points, count, at_nothing_s=0.0, least_slope=last_s / last / 2)
 
 
 @lru_cache(maxsize=256)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from meshwright.cost.comm import measured_sizes
+from meshwright.cost.comm import group_shape, measured_sizes
 from meshwright.cost.compute import measured_counts
 from meshwright.cost.inventory import step_calls
 from meshwright.spec.model import LayerSpec
@@ -44,8 +44,7 @@ def _calls(plan: Plan) -> Iterator[str]:
     largest: dict[tuple[str, int, int, int], int] = {}
     for stage in range(plan.num_stages):
         for call in step_calls(plan, stage * plan.stage_devices):
-            stride = abs(call.ranks[1] - call.ranks[0])
-            key = (call.op, len(call.ranks), stride, plan.cluster.nodes_of(call.ranks))
+            key = (call.op, len(call.ranks), *group_shape(call.ranks, plan.cluster.devices_per_node))
             largest[key] = max(largest.get(key, 0), call.message_bytes)
     for (op, num_ranks, stride, num_nodes), message_bytes in largest.items():
         sizes = measured_sizes(op, num_ranks, num_nodes, plan.cluster)

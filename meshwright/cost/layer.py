@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from meshwright.cost.collectives import Collective, layer_collectives, padded_elements
-from meshwright.cost.comm import collective_s, exposed_s, unit_s
+from meshwright.cost.comm import UNIT_COLLECTIVES, collective_s, exposed_s, unit_s
 from meshwright.cost.compute import accumulate_s, layer_compute, measured_saved_bytes, optimizer_s
 from meshwright.cost.memory import activation_bytes, state_bytes, transient_bytes
 from meshwright.cost.movement import worst_group
@@ -26,11 +26,7 @@ from meshwright.spec.strategy import Strategy
 from meshwright.spec.terms import MicroBatchSeconds, PhaseSeconds, StateBytes, StepSeconds, TransientBytes
 
 TIED_WEIGHT = "output.weight"
-_UNIT_OPS: dict[CollectiveOp, UnitOp] = {
-    "all_gather": "gather",
-    "reduce_scatter": "reduce_scatter",
-    "all_reduce": "all_reduce",
-}
+_UNIT_OPS: dict[CollectiveOp, UnitOp] = {collective: unit for unit, collective in UNIT_COLLECTIVES.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,14 +80,17 @@ def layer_cost(
     )
 
 
+def _tied_weight(model: ModelSpec) -> ParameterSpec:
+    return next(p for p in layer_parameters(model.head) if p.name == TIED_WEIGHT)
+
+
 def tied_weight_bytes(model: ModelSpec, strategy: Strategy, job: JobSpec) -> int:
     """Return the bytes of a rank's gradient of the weight that embedding and head share on one stage, in backward.
 
     The head's share of it waits for the embedding's backward pass, where the embedding's own share and
     their sum are alive beside it.
     """
-    weight = next(p for p in layer_parameters(model.head) if p.name == TIED_WEIGHT)
-    return padded_elements((weight,), strategy.tp, 1) * dtype_bytes(job.param_dtype)
+    return padded_elements((_tied_weight(model),), strategy.tp, 1) * dtype_bytes(job.param_dtype)
 
 
 def tied_transient_bytes(model: ModelSpec, layer: LayerSpec, strategy: Strategy, num_stages: int, job: JobSpec) -> int:
@@ -111,8 +110,7 @@ def tied_sync_s(model: ModelSpec, strategy: Strategy, num_stages: int, job: JobS
     """Return the seconds a step to sum the two gradients of a weight tied across stages."""
     if not model.tied_embedding or num_stages == 1:
         return 0.0
-    weight = next(p for p in layer_parameters(model.head) if p.name == TIED_WEIGHT)
-    own = padded_elements((weight,), strategy.tp, strategy.dp_shard)
+    own = padded_elements((_tied_weight(model),), strategy.tp, strategy.dp_shard)
     pair = (0, (num_stages - 1) * strategy.num_devices)
     return collective_s("all_reduce", own * dtype_bytes(job.master_dtype), pair, cluster)
 

@@ -8,7 +8,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from meshwright.measure.rates import figures
 from meshwright.measure.task import Task
 from meshwright.measure.timing import Call, timed_between
 from meshwright.measure.ways import Way
@@ -43,9 +42,9 @@ def collective_tasks(
                             seconds=1.0,
                         ),
                         label=f"{op} of {show_bytes(message_bytes)} over {way.label}",
-                        measure=lambda op=op, dtype=dtype, size=message_bytes, way=way: figures(
-                            timed_between(collective(op, dtype, size, way, device), device)
-                        ),
+                        measure=lambda op=op, dtype=dtype, size=message_bytes, way=way: timed_between(
+                            collective(op, dtype, size, way, device), device
+                        ).figures(),
                     )
 
 

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from meshwright.measure.task import Figures, Task
-from meshwright.measure.timing import REPEATS, largest, synchronize
+from meshwright.measure.timing import REPEATS, largest, timed
 from meshwright.measure.ways import Way
 from meshwright.spec.profile import OverlapSample
 from meshwright.units import show_bytes
@@ -58,8 +58,8 @@ def _ratio(together_s: float, work_s: float) -> float:
 def _measure(way: Way, device: torch.device) -> Figures:
     message = torch.zeros(_MESSAGE_BYTES // 4, device=device)
     left, right = torch.randn(2, _SIZE, _SIZE, device=device)
-    compute_one_s = _seconds(device, lambda: torch.mm(left, right))
-    one_s = _seconds(device, lambda: dist.all_reduce(message, group=way.group))
+    compute_one_s = timed(lambda: torch.mm(left, right), device).seconds
+    one_s = timed(lambda: dist.all_reduce(message, group=way.group), device).seconds
     products, messages = max(1, round(_WINDOW_S / compute_one_s)), max(1, round(_WINDOW_S / one_s))
     found: list[tuple[float, float]] = []
     for _ in range(REPEATS):
@@ -75,20 +75,6 @@ def _measure(way: Way, device: torch.device) -> Figures:
         "spread": spread / min(compute, communication),
         "repeats": REPEATS,
     }
-
-
-def _seconds(device: torch.device, call: object) -> float:
-    """Return the seconds of one call by itself, on the slowest rank."""
-    assert callable(call)  # noqa: S101
-    call()
-    synchronize(device)
-    calls = 4
-    dist.barrier()
-    started = time.perf_counter()
-    for _ in range(calls):
-        call()
-    synchronize(device)
-    return largest([(time.perf_counter() - started) / calls], device)[0]
 
 
 def _together(

@@ -11,7 +11,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import cast
 
 import torch
 import torch.distributed as dist
@@ -30,7 +29,7 @@ from meshwright.spec.job import JobSpec
 from meshwright.spec.legality import why_illegal_tp
 from meshwright.spec.model import BlockLayer, ModelSpec
 from meshwright.spec.parameters import layer_parameters
-from meshwright.spec.profile import Key, Profile, Sample
+from meshwright.spec.profile import Profile, Sample
 
 _PASSES = 2
 _KEEP_EVERY_S = 3.0
@@ -59,8 +58,8 @@ def measure_profile(
     question: Question,
     *,
     previous: Profile | None,
-    show: Callable[[str], None],
-    keep: Callable[[Profile], None],
+    show: Callable[[str], object],
+    keep: Callable[[Profile], object],
 ) -> Profile:
     """Return the profile of the running process group. Collective; every rank has the same samples.
 
@@ -75,10 +74,8 @@ def measure_profile(
     )
     _refuse_another_machine(blank, previous)
     found = {} if previous is None else {sample.key: sample for sample in previous.samples}
-    todo = [
-        [task for task in _tasks(device, question) if _passes_done(found.get(task.key)) <= number]
-        for number in range(_PASSES)
-    ]
+    wanted = _tasks(device, question)
+    todo = [[task for task in wanted if _passes_done(found.get(task.key)) <= number] for number in range(_PASSES)]
     total, number = sum(map(len, todo)), 0
     if previous is not None:
         show(f"{len(found)} samples are here already; {total} to measure")
@@ -91,9 +88,9 @@ def measure_profile(
             before = found.get(task.key)
             found[task.key] = sample if before is None else before.joined(sample)
             if time.monotonic() - kept_at > _KEEP_EVERY_S:
-                keep(blank.with_samples(_ordered(found), is_complete=False))
+                keep(blank.with_samples(tuple(found.values()), is_complete=False))
                 kept_at = time.monotonic()
-    profile = blank.with_samples(_ordered(found), is_complete=True)
+    profile = blank.with_samples(tuple(found.values()), is_complete=True)
     keep(profile)
     return profile
 
@@ -112,10 +109,6 @@ def _refuse_another_machine(blank: Profile, previous: Profile | None) -> None:
 
 def _passes_done(sample: Sample | None) -> int:
     return 0 if sample is None else sample.repeats // REPEATS
-
-
-def _ordered(found: dict[Key, Sample]) -> tuple[Sample, ...]:
-    return tuple(cast("Sample", sample) for sample in found.values())
 
 
 def _tasks(device: torch.device, question: Question) -> list[Task]:

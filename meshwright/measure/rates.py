@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from meshwright.measure.task import Figures, Task
-from meshwright.measure.timing import Call, Timed, timed
+from meshwright.measure.timing import Call, timed
 from meshwright.runtime.split import TORCH_DTYPES
 from meshwright.spec.base import Dtype
 from meshwright.spec.profile import AccumulateSample, CopySample, LaunchSample, MatmulSample, OptimizerSample
@@ -53,12 +53,8 @@ def rate_tasks(device: torch.device, dtypes: tuple[Dtype, ...]) -> Iterator[Task
         )
 
 
-def figures(taken: Timed) -> Figures:
-    return {"seconds": taken.seconds, "spread": taken.spread, "repeats": taken.repeats}
-
-
 def _timed(call: Call, device: torch.device) -> Figures:
-    return figures(timed(call, device))
+    return timed(call, device).figures()
 
 
 def _matmul(size: tuple[int, int, int], dtype: Dtype, device: torch.device) -> Call:

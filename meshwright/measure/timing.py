@@ -5,8 +5,8 @@ together than alone. A sample repeats the call for a while, the same number of t
 shorter ones would fit between two switches of the scheduler and not see ranks that share a core.
 
 What a call adds to a rank that computes in between is measured as a difference (`timed_between`):
-a collective in a tight loop finds its buffers in the cache and its threads awake, and was up to
-three times faster so than inside a training step on CPU ranks.
+a collective in a tight loop finds its buffers in the cache and its threads awake, and took about
+half the time so that it takes inside a training step on CPU ranks (docs/log.md).
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from statistics import median
 
 import torch
 import torch.distributed as dist
+
+from meshwright.measure.task import Figures
 
 SAMPLE_S = 0.04
 REPEATS = 3
@@ -37,10 +39,14 @@ class Timed:
     spread: float
     repeats: int
 
+    def figures(self, parts: int = 1) -> Figures:
+        """Return the figures of a sample: of one of `parts` equal parts of the call."""
+        return {"seconds": self.seconds / parts, "spread": self.spread, "repeats": self.repeats}
 
-def timed(call: Call, device: torch.device, *, sample_s: float = SAMPLE_S) -> Timed:
+
+def timed(call: Call, device: torch.device) -> Timed:
     """Return how long `call` takes when all ranks make it together."""
-    calls = calls_in_a_sample(call, device, sample_s)
+    calls = calls_in_a_sample(call, device, SAMPLE_S)
     samples: list[float] = []
     for _ in range(REPEATS):
         dist.barrier()

@@ -55,8 +55,7 @@ def unit_tasks(device: torch.device, ways: tuple[Way, ...], sizes: tuple[int, ..
 
 
 def _measure(op: UnitOp, num_elements: int, way: Way, job: JobSpec, device: torch.device) -> Figures:
-    taken = timed_between(_passes(op, num_elements, way, job, device), device)
-    return {"seconds": taken.seconds / _UNITS, "spread": taken.spread, "repeats": taken.repeats}
+    return timed_between(_passes(op, num_elements, way, job, device), device).figures(_UNITS)
 
 
 class _Use(torch.autograd.Function):

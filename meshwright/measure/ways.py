@@ -48,14 +48,3 @@ def _ways() -> Iterator[Way]:
                     if group is not None:
                         num_nodes = len({rank // node for rank in ranks})
                         yield Way(size=size, stride=stride, num_nodes=num_nodes, ranks=ranks, group=group)
-
-
-def is_first_rank() -> bool:
-    return dist.get_rank() == 0
-
-
-def from_first_rank(text: str | None) -> str | None:
-    """Return what the first rank was given. Collective."""
-    held = [text]
-    dist.broadcast_object_list(held, src=0)
-    return held[0]

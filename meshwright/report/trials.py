@@ -15,7 +15,7 @@ def winner(trials: Trials) -> Trial | None:
     A plan that needs more GPU memory than its budget does not win; on CPU ranks peaks say less than
     their prediction does, because the allocator holds more than is alive.
     """
-    ran = [one for one in trials.trials if one.failure is None and one.step_s and not _is_over(one)]
+    ran = [one for one in trials.trials if one.has_run and not _is_over(one)]
     return min(ran, key=lambda one: one.median_s / one.plan.global_batch_size, default=None)
 
 
@@ -46,7 +46,7 @@ def _is_over(one: Trial) -> bool:
 def _seconds(one: Trial) -> tuple[str, str, str, str]:
     predicted_s = None if one.plan.predicted is None else one.plan.predicted.step_s
     said = "-" if predicted_s is None else show_seconds(predicted_s)
-    if not one.step_s or one.failure is not None:
+    if not one.has_run:
         return said, "-", "-", "-"
     span = f"{show_seconds(min(one.step_s))} .. {show_seconds(max(one.step_s))}"
     error = "-" if predicted_s is None else show_percent(predicted_s / one.median_s - 1)

@@ -36,10 +36,10 @@ def finalists(request: Request, count: int, progress: Progress | None = None) ->
             continue  # the space has no plan with the number of stages that was asked for
         if isinstance(other, Found):
             found += [other.plan, *other.runners_up]
-    different = {(plan.stages, plan.num_micro_batches, plan.global_batch_size): plan for plan in reversed(found)}
-    best, *others = sorted(
-        different.values(), key=lambda plan: (plan.stages != outcome.plan.stages, _per_sample_s(plan))
-    )
+    different: dict[object, Plan] = {}
+    for plan in found:
+        different.setdefault((plan.stages, plan.num_micro_batches, plan.global_batch_size), plan)
+    best, *others = different.values()
     return (best, *sorted(others, key=_per_sample_s)[: count - 1])
 
 

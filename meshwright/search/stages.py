@@ -306,41 +306,39 @@ def _balanced(table: Table, cells: Cells) -> list[Cell] | None:
 
 def _solve_part(table: Table, part: _Part, deadline: float, best: _Best) -> int:
     """Close the gap between the least bound of a part and the incumbent; return the bound reached."""
-    bounds = [0]
-    try:
-        return _close_gap(table, part, deadline, best, bounds)
-    except OutOfTime:
-        return min(bounds[-1], best.ticks)
-
-
-def _close_gap(table: Table, part: _Part, deadline: float, best: _Best, bounds: list[int]) -> int:
-    """Do the work of `_solve_part`; `bounds` gets every bound on the way."""
-    cells = _cells(table, part)
-    if not best.is_known:
-        cells = _first_plan(table, part, cells, best)
     value = 0
-    while True:
-        cells = _alive(table, cells, part.tied, best.ticks)
-        known = least_bound(table, cells, best.ticks, tails=False)
-        if known is not None:
-            _offer(table, part, _plan_of_rows(table, known), best)
-        way = least_bound(table, cells, best.ticks)
-        if way is None:
-            return best.ticks
-        value = max(value, way.value)
-        bounds.append(value)
-        open_cells = [step.cell for step in way.steps if step.row < 0]
-        if not open_cells:
-            _offer(table, part, _plan_of_rows(table, way), best)
-            if best.ticks <= way.value:
+    try:
+        cells = _cells(table, part)
+        if not best.is_known:
+            cells = _first_plan(table, part, cells, best)
+        while True:
+            cells = _alive(table, cells, part.tied, best.ticks)
+            _offer_rows(table, part, cells, best)
+            way = least_bound(table, cells, best.ticks)
+            if way is None:
                 return best.ticks
-            if part.tied < 0 and table.exact.source.tied:  # ends left free: a bound, not a plan
+            value = max(value, way.value)
+            open_cells = [step.cell for step in way.steps if step.row < 0]
+            if not open_cells:
+                _offer(table, part, _plan_of_rows(table, way), best)
+                if best.ticks <= way.value:
+                    return best.ticks
+                if part.tied < 0 and table.exact.source.tied:  # ends left free: a bound, not a plan
+                    return min(value, best.ticks)
+                return _close(table, part, cells, value, deadline, best)
+            if best.is_known and time.perf_counter() > deadline:
                 return min(value, best.ticks)
-            return _close(table, part, cells, value, deadline, best)
-        if best.is_known and time.perf_counter() > deadline:
-            return min(value, best.ticks)
-        if not _refine(table, part, way, open_cells, best, deadline):
-            return min(value, best.ticks)
+            if not _refine(table, part, way, open_cells, best, deadline):
+                return min(value, best.ticks)
+    except OutOfTime:
+        return min(value, best.ticks)
+
+
+def _offer_rows(table: Table, part: _Part, cells: Cells, best: _Best) -> None:
+    """Offer the best plan that the rows in hand make."""
+    known = least_bound(table, cells, best.ticks, tails=False)
+    if known is not None:
+        _offer(table, part, _plan_of_rows(table, known), best)
 
 
 def _refine(table: Table, part: _Part, way: Way, open_cells: list[Cell], best: _Best, deadline: float) -> bool:

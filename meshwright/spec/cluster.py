@@ -96,7 +96,3 @@ class ClusterSpec(Spec):
     @property
     def num_devices(self) -> int:
         return self.num_nodes * self.devices_per_node
-
-    def nodes_of(self, ranks: tuple[int, ...]) -> int:
-        """Return how many nodes `ranks` touch."""
-        return len({rank // self.devices_per_node for rank in ranks})

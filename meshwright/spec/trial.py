@@ -23,9 +23,14 @@ class Trial(Spec):
     failure: str | None = None
 
     @property
+    def has_run(self) -> bool:
+        """Whether it ran to the end of every turn it had."""
+        return bool(self.step_s) and self.failure is None
+
+    @property
     def median_s(self) -> float:
         """Median seconds of a step; infinite when it did not run."""
-        return median(self.step_s) if self.step_s and self.failure is None else float("inf")
+        return median(self.step_s) if self.has_run else float("inf")
 
 
 class Trials(Spec):
@@ -34,6 +39,11 @@ class Trials(Spec):
     schema_version: Literal[1] = 1
     trials: tuple[Trial, ...]
     running: NonNegativeInt | None = None
+
+    @staticmethod
+    def of(plans: tuple[Plan, ...]) -> Trials:
+        """Return trials of `plans`, none of which has had a turn."""
+        return Trials(trials=tuple(Trial(plan=plan) for plan in plans))
 
     @model_validator(mode="after")
     def _check(self) -> Trials:

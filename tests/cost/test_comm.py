@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwright.cost.comm import collective_s, exposed_s, rising
+from meshwright.cost.comm import collective_s, exposed_s
+from meshwright.cost.lines import rising
 from meshwright.spec.cluster import ClusterSpec, DeviceSpec
 from meshwright.spec.library import cluster
 from meshwright.spec.profile import CollectiveOp, CollectiveSample
