@@ -14,11 +14,14 @@ from pydantic import ValidationError
 from meshwright.cli.common import BAD_INPUT
 from meshwright.cli.compare import compare
 from meshwright.cli.doctor import doctor
+from meshwright.cli.explain import explain as explain_plan
+from meshwright.cli.imports import import_app
 from meshwright.cli.plan import plan
 from meshwright.cli.predict import predict
 from meshwright.cli.profile import profile
 from meshwright.cli.schema import schema
 from meshwright.cli.show import show
+from meshwright.cli.space import space
 from meshwright.cli.train import train
 from meshwright.cli.trials import trials_of_file
 from meshwright.cli.tune import tune
@@ -33,9 +36,11 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-for command in (plan, predict, show, train, profile, tune, compare, schema, doctor):
+for command in (plan, predict, show, space, train, profile, tune, compare, schema, doctor):
     app.command()(command)
+app.command("explain")(explain_plan)
 app.command("run-trials", hidden=True)(trials_of_file)
+app.add_typer(import_app)
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -10,7 +10,7 @@ import typer
 
 from meshwright.errors import UserError
 from meshwright.files import check_writable
-from meshwright.search.space import SPACES
+from meshwright.search.space import SPACES, Partition
 from meshwright.spec.schedule import ScheduleName
 
 ModelOption = Annotated[str, typer.Option(help="A library name, a config.json, its folder, or a model file.")]
@@ -22,6 +22,13 @@ ReserveOption = Annotated[str | None, typer.Option(help="Part of it to hold back
 DtypeOption = Annotated[Literal["bf16", "fp32"], typer.Option(help="Dtype that layers compute in.")]
 ProfileOption = Annotated[Path | None, typer.Option(help="A measured profile.")]
 SpaceOption = Annotated[str, typer.Option(help=f"Which plans to consider: {', '.join(SPACES)}.")]
+PartitionOption = Annotated[
+    Partition | None, typer.Option(help="How layers are cut into stages (default: as the space says, mostly exact).")
+]
+AlgorithmOption = Annotated[
+    Literal["exact", "bmw"],
+    typer.Option(help="bmw: cut stages by the paper's bi-objective loop, and show the exact answer beside it."),
+]
 ScheduleOption = Annotated[ScheduleName, typer.Option(help="Pipeline schedule.")]
 StagesOption = Annotated[int | None, typer.Option(min=1, help="Fix the number of stages.")]
 MicroBatchesOption = Annotated[int | None, typer.Option(min=1, help="Fix the number of micro-batches.")]

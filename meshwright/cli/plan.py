@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import signal
 from dataclasses import asdict
 
 import typer
 
-from meshwright.cli.common import JsonFlag, note, show_json, show_line, show_view
+from meshwright.cli.common import STOPPED_FROM, JsonFlag, note, show_json, show_line, show_view
 from meshwright.cli.options import (
+    AlgorithmOption,
     BatchOption,
     ClusterOption,
     DtypeOption,
     MemoryOption,
     MicroBatchesOption,
     ModelOption,
+    PartitionOption,
     PlanOutputOption,
     ProfileOption,
     ReserveOption,
@@ -24,10 +27,17 @@ from meshwright.cli.options import (
     TimeLimitOption,
     check_search,
 )
-from meshwright.report.text import comparison_table, plan_view, why_it_loses
+from meshwright.cli.progress import shown_progress
+from meshwright.errors import UserError
+from meshwright.report.explain import fixes_table, memory_terms_table
+from meshwright.report.search import balance_table
+from meshwright.report.text import comparison_table, plan_view, proof_line, summary_line, why_it_loses
 from meshwright.search import planner
-from meshwright.search.engine import DEFAULT_TIME_LIMIT_S, Found, Infeasible
-from meshwright.units import show_bytes
+from meshwright.search.balance import stage_sizes
+from meshwright.search.engine import DEFAULT_TIME_LIMIT_S, Found, Infeasible, Request, search
+from meshwright.search.explain import stages_bytes
+from meshwright.search.fixes import fixes
+from meshwright.spec.plan import Plan
 
 _SHOWN_RUNNERS_UP = 3
 
@@ -42,6 +52,8 @@ def plan(
     dtype: DtypeOption = "bf16",
     profile: ProfileOption = None,
     space: SpaceOption = "full",
+    partition: PartitionOption = None,
+    algorithm: AlgorithmOption = "exact",
     schedule: ScheduleOption = "1f1b",
     stages: StagesOption = None,
     micro_batches: MicroBatchesOption = None,
@@ -51,7 +63,9 @@ def plan(
 ) -> None:
     """Find the fastest plan to train a model on a cluster within a memory budget. Needs no GPU and no torch."""
     check_search(time_limit, output)
-    outcome = planner.plan(
+    if algorithm == "bmw" and partition not in (None, "bmw"):
+        raise UserError(f"partition: {partition} stages and algorithm bmw exclude each other; drop one of them")
+    request = planner.make_request(
         model,
         cluster,
         global_batch=global_batch,
@@ -61,19 +75,30 @@ def plan(
         dtype=dtype,
         profile=profile,
         space=space,
+        partition="bmw" if algorithm == "bmw" else partition,
         schedule=schedule,
         stages=stages,
         micro_batches=micro_batches,
         time_limit_s=time_limit,
     )
+    outcome = _searched(request)
     if isinstance(outcome, Infeasible):
-        _show_infeasible(outcome, as_json=json)
+        _show_infeasible(request, outcome, as_json=json)
         raise typer.Exit(1)
     if output is not None:
         planner.save_plan(outcome.plan, output)
     _show_found(outcome, as_json=json)
     if output is not None:
         note(f"plan written to {output}")
+
+
+def _searched(request: Request) -> Found | Infeasible:
+    try:
+        with shown_progress() as tell:
+            return search(request, tell)
+    except KeyboardInterrupt:
+        note("stopped before there was a plan")
+        raise typer.Exit(STOPPED_FROM + signal.SIGINT) from None
 
 
 def _show_found(found: Found, *, as_json: bool) -> None:
@@ -84,11 +109,18 @@ def _show_found(found: Found, *, as_json: bool) -> None:
                 "runners_up": [other.model_dump(mode="json") for other in found.runners_up],
                 "tried": [asdict(tried) for tried in found.tried],
                 "search_s": found.search_s,
+                "stopped": found.stopped,
+                "exact": None if found.exact is None else found.exact.model_dump(mode="json"),
+                "balances": [asdict(balance) for balance in found.balances],
             }
         )
         return
     show_view(plan_view(found.plan))
+    if found.stopped:
+        show_line(f"stopped by the {found.stopped}: this is the best plan so far, with its gap")
     solved = sum(tried.step_s is not None for tried in found.tried)
+    if found.exact is not None:
+        _show_loop(found, found.exact)
     show_line(f"searched {len(found.tried)} settings in {found.search_s:.2f} s; {solved} solved, the rest cannot win")
     if found.runners_up:
         shown = found.runners_up[:_SHOWN_RUNNERS_UP]
@@ -96,13 +128,24 @@ def _show_found(found: Found, *, as_json: bool) -> None:
         show_view(comparison_table([("best", found.plan, ""), *rows]))
 
 
-def _show_infeasible(outcome: Infeasible, *, as_json: bool) -> None:
+def _show_loop(found: Found, exact: Plan) -> None:
+    if found.balances:
+        rows = ((one.name, stage_sizes(one.boundaries), one.alpha_t, one.alpha_m) for one in found.balances)
+        show_view(balance_table(rows))
+    loses = why_it_loses(found.plan, exact)
+    show_line(f"the exact search over the same strategies: {summary_line(exact)}")
+    show_view(comparison_table([("loop", found.plan, loses), ("exact", exact, proof_line(exact))]))
+
+
+def _show_infeasible(request: Request, outcome: Infeasible, *, as_json: bool) -> None:
+    changes = fixes(request, outcome)
     if as_json:
         show_json(
             {
                 "infeasible": outcome.reason,
                 "shortfall_bytes": list(outcome.shortfall_bytes),
                 "nearest": None if outcome.nearest is None else outcome.nearest.model_dump(mode="json"),
+                "fixes": [{**asdict(fix), "plan": fix.plan.model_dump(mode="json")} for fix in changes],
             }
         )
         return
@@ -110,5 +153,9 @@ def _show_infeasible(outcome: Infeasible, *, as_json: bool) -> None:
     if outcome.nearest is not None:
         show_line("the plan that comes nearest:")
         show_view(plan_view(outcome.nearest))
-        for stage, short in enumerate(outcome.shortfall_bytes):
-            show_line(f"stage {stage}: {show_bytes(short)} too much" if short else f"stage {stage}: fits")
+        show_view(memory_terms_table(stages_bytes(outcome.nearest), outcome.shortfall_bytes))
+    if changes:
+        show_line("what would make it fit, each tried by a search:")
+        show_view(fixes_table((fix.what, fix.options, fix.leave_out, fix.plan) for fix in changes))
+    else:
+        show_line("nothing that was tried makes it fit: more memory or devices, a smaller batch, another space")

@@ -60,8 +60,25 @@ def layer_collectives(
     job: JobSpec,
 ) -> tuple[Collective, ...]:
     """Return what one rank issues for `layer`, whose own `parameters` are given (a tied head holds fewer)."""
-    found = [*_tensor_parallel(layer, strategy, samples_per_rank, job), *_data_parallel(parameters, strategy, job)]
+    return (
+        *tensor_parallel_collectives(layer, strategy, samples_per_rank, job),
+        *data_parallel_collectives(parameters, strategy, job),
+    )
+
+
+def tensor_parallel_collectives(
+    layer: LayerSpec, strategy: Strategy, samples_per_rank: int, job: JobSpec
+) -> tuple[Collective, ...]:
+    """Return what one rank issues because the layer is split, a micro-batch."""
+    found = _tensor_parallel(layer, strategy, samples_per_rank, job)
     return tuple(c for c in found if c.count and c.message_bytes)
+
+
+def data_parallel_collectives(
+    parameters: tuple[ParameterSpec, ...], strategy: Strategy, job: JobSpec
+) -> tuple[Collective, ...]:
+    """Return what one rank issues because others have the same parameters, whatever the samples."""
+    return tuple(c for c in _data_parallel(parameters, strategy, job) if c.count and c.message_bytes)
 
 
 @lru_cache(maxsize=65536)

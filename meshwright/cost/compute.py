@@ -32,10 +32,15 @@ _OPTIMIZER_BYTES = 40  # norm, clipping, and AdamW, which rewrites master and st
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComputeSeconds:
-    """Forward and backward seconds of one layer for one micro-batch on one rank, without communication."""
+    """Forward and backward seconds of one layer for one micro-batch on one rank, without communication.
+
+    `forward_wait_s`, `backward_wait_s`: what ranks that talk to each other wait for the slowest of the moment.
+    """
 
     forward_s: float
     backward_s: float
+    forward_wait_s: float = 0.0
+    backward_wait_s: float = 0.0
 
 
 @lru_cache(maxsize=65536)
@@ -62,6 +67,8 @@ def measured_saved_bytes(
     layer: LayerSpec, tp: int, samples_per_rank: int, job: JobSpec, device: DeviceSpec
 ) -> int | None:
     """Return what autograd was seen to keep of a forward pass, in proportion to the samples; None: not measured."""
+    if not device.layer_samples:
+        return None
     points = [s for s in _samples(layer, tp, job, device) if s.saved_bytes]
     if not points:
         return None
@@ -86,8 +93,14 @@ def _interpolated(points: list[LayerSample], samples_per_rank: int) -> ComputeSe
         return None
     forward = tuple((p.samples_per_rank, p.forward_s) for p in points)
     backward = tuple((p.samples_per_rank, p.backward_s) for p in points)
+    met = [p for p in points if p.met_forward_s and p.met_backward_s]
+    forward_wait = tuple((p.samples_per_rank, max(0.0, p.met_forward_s - p.forward_s)) for p in met)
+    backward_wait = tuple((p.samples_per_rank, max(0.0, p.met_backward_s - p.backward_s)) for p in met)
     return ComputeSeconds(
-        forward_s=_on_line(forward, samples_per_rank), backward_s=_on_line(backward, samples_per_rank)
+        forward_s=_on_line(forward, samples_per_rank),
+        backward_s=_on_line(backward, samples_per_rank),
+        forward_wait_s=_on_line(forward_wait, samples_per_rank) if met else 0.0,
+        backward_wait_s=_on_line(backward_wait, samples_per_rank) if met else 0.0,
     )
 
 

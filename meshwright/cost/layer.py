@@ -6,16 +6,22 @@ across layers (re-layout and borders, in `cost.reshard`).
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 
-from meshwright.cost.collectives import Collective, layer_collectives, padded_elements
+from meshwright.cost.collectives import (
+    Collective,
+    data_parallel_collectives,
+    padded_elements,
+    tensor_parallel_collectives,
+)
 from meshwright.cost.comm import UNIT_COLLECTIVES, collective_s, exposed_s, unit_s
-from meshwright.cost.compute import accumulate_s, layer_compute, measured_saved_bytes, optimizer_s
+from meshwright.cost.compute import ComputeSeconds, accumulate_s, layer_compute, measured_saved_bytes, optimizer_s
 from meshwright.cost.memory import activation_bytes, state_bytes, transient_bytes
 from meshwright.cost.movement import worst_group
 from meshwright.spec.base import Dtype, divide, dtype_bytes
-from meshwright.spec.cluster import ClusterSpec
+from meshwright.spec.cluster import ClusterSpec, DeviceSpec
 from meshwright.spec.job import JobSpec
 from meshwright.spec.mesh import MeshShape
 from meshwright.spec.model import BlockLayer, HeadLayer, LayerSpec, ModelSpec
@@ -71,10 +77,12 @@ def layer_cost(
         transient = transient.model_copy(update={"recompute_bytes": measured})
     elif measured is not None:
         activations = measured
+    compute = layer_compute(layer, strategy.tp, samples, job, cluster.device)
+    sharing = _sharing(parameters, strategy, job, cluster)
     return LayerCost(
-        micro_batch=_micro_batch_seconds(layer, parameters, strategy, samples, job, cluster),
-        step=_step_seconds(layer, parameters, strategy, samples, job, cluster),
-        states=state_bytes(parameters, strategy, job),
+        micro_batch=_micro_batch_seconds(layer, strategy, samples, compute, sharing, job, cluster),
+        step=_step_seconds(compute, sharing, cluster.device),
+        states=sharing.states,
         activation_bytes=activations,
         transient=transient,
     )
@@ -115,67 +123,99 @@ def tied_sync_s(model: ModelSpec, strategy: Strategy, num_stages: int, job: JobS
     return collective_s("all_reduce", own * dtype_bytes(job.master_dtype), pair, cluster)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Sharing:
+    """What it takes one rank to share a layer's parameters with others, whatever the samples.
+
+    Collectives by the phase in which they run; `copy_s` around them; and what a rank does with its own shard.
+    """
+
+    is_shared: bool
+    forward_s: float
+    backward_s: float
+    step_gather_s: float
+    step_reduce_s: float
+    forward_copy_s: float
+    backward_copy_s: float
+    step_copy_s: float
+    accumulate_s: float
+    split_norm_s: float
+    optimizer_s: float
+    states: StateBytes
+
+
+@lru_cache(maxsize=65536)
+def _sharing(parameters: tuple[ParameterSpec, ...], strategy: Strategy, job: JobSpec, cluster: ClusterSpec) -> _Sharing:
+    found = data_parallel_collectives(parameters, strategy, job)
+    gathers, reductions = ([c for c in found if c.purpose == purpose] for purpose in ("gather", "reduce"))
+    return _Sharing(
+        is_shared=bool(found),
+        forward_s=_total_s(gathers, "forward", strategy, job, cluster),
+        backward_s=_total_s(found, "backward", strategy, job, cluster),
+        step_gather_s=_total_s(gathers, "step", strategy, job, cluster),
+        step_reduce_s=_total_s(reductions, "step", strategy, job, cluster),
+        forward_copy_s=_copy_s(found, "forward", strategy, job, cluster),
+        backward_copy_s=_copy_s(found, "backward", strategy, job, cluster),
+        step_copy_s=_copy_s(found, "step", strategy, job, cluster),
+        accumulate_s=_accumulate_s(parameters, strategy, job, cluster),
+        split_norm_s=_split_norm_sync_s(parameters, strategy, job, cluster),
+        optimizer_s=optimizer_s(padded_elements(parameters, strategy.tp, strategy.dp_shard), cluster.device),
+        states=state_bytes(parameters, strategy, job),
+    )
+
+
 def _micro_batch_seconds(
     layer: LayerSpec,
-    parameters: tuple[ParameterSpec, ...],
     strategy: Strategy,
     samples: int,
+    compute: ComputeSeconds,
+    sharing: _Sharing,
     job: JobSpec,
     cluster: ClusterSpec,
 ) -> MicroBatchSeconds:
-    compute = layer_compute(layer, strategy.tp, samples, job, cluster.device)
-    found = layer_collectives(layer, parameters, strategy, samples, job)
-    forward_tp_s = _total_s(found, "forward", "tp", strategy, job, cluster)
-    backward_tp_s = _total_s(found, "backward", "tp", strategy, job, cluster)
-    recompute_tp_s = _total_s(found, "recompute", "tp", strategy, job, cluster)
-    gather_s = _total_s(found, "forward", "gather", strategy, job, cluster)
-    reduce_s = _total_s(found, "backward", "gather", strategy, job, cluster) + _total_s(
-        found, "backward", "reduce", strategy, job, cluster
+    found = tensor_parallel_collectives(layer, strategy, samples, job)
+    forward_tp_s, backward_tp_s, recompute_tp_s = (
+        _total_s(found, phase, strategy, job, cluster) for phase in ("forward", "backward", "recompute")
     )
     recompute_s = compute.forward_s if strategy.recompute == "full" else 0.0
-    backward_s = compute.backward_s + _accumulate_s(parameters, strategy, job, cluster)
-    forward_zero_s = exposed_s(gather_s, compute.forward_s, cluster.device)
-    backward_zero_s = exposed_s(reduce_s, backward_s + recompute_s, cluster.device)
+    backward_s = compute.backward_s + sharing.accumulate_s
+    # Between two collectives ranks drift apart, whichever pass the collectives are in.
+    waits = sharing.is_shared or bool(found)
+    forward_wait_s, backward_wait_s = (compute.forward_wait_s, compute.backward_wait_s) if waits else (0.0, 0.0)
+    if strategy.recompute == "full":
+        backward_wait_s += forward_wait_s
+    forward_zero_s = exposed_s(sharing.forward_s, compute.forward_s, cluster.device)
+    backward_zero_s = exposed_s(sharing.backward_s, backward_s + recompute_s, cluster.device)
     return MicroBatchSeconds(
         forward=PhaseSeconds(
             compute_s=compute.forward_s,
             tp_s=forward_tp_s,
             zero_s=forward_zero_s,
-            copy_s=_copy_s(found, "forward", strategy, job, cluster),
-            hidden_s=max(0.0, gather_s - forward_zero_s),
+            copy_s=sharing.forward_copy_s,
+            wait_s=forward_wait_s,
+            hidden_s=max(0.0, sharing.forward_s - forward_zero_s),
         ),
         backward=PhaseSeconds(
             compute_s=backward_s,
             recompute_s=recompute_s,
             tp_s=backward_tp_s + recompute_tp_s,
             zero_s=backward_zero_s,
-            copy_s=_copy_s(found, "backward", strategy, job, cluster),
-            hidden_s=max(0.0, reduce_s - backward_zero_s),
+            copy_s=sharing.backward_copy_s,
+            wait_s=backward_wait_s,
+            hidden_s=max(0.0, sharing.backward_s - backward_zero_s),
         ),
     )
 
 
-def _step_seconds(
-    layer: LayerSpec,
-    parameters: tuple[ParameterSpec, ...],
-    strategy: Strategy,
-    samples: int,
-    job: JobSpec,
-    cluster: ClusterSpec,
-) -> StepSeconds:
-    compute = layer_compute(layer, strategy.tp, samples, job, cluster.device)
-    found = layer_collectives(layer, parameters, strategy, samples, job)
-    gather_s = _total_s(found, "step", "gather", strategy, job, cluster)
-    reduce_s = _total_s(found, "step", "reduce", strategy, job, cluster)
-    gather_exposed_s = exposed_s(gather_s, compute.forward_s, cluster.device)
-    reduce_exposed_s = exposed_s(reduce_s, compute.backward_s, cluster.device)
-    own = padded_elements(parameters, strategy.tp, strategy.dp_shard)
+def _step_seconds(compute: ComputeSeconds, sharing: _Sharing, device: DeviceSpec) -> StepSeconds:
+    gather_s = exposed_s(sharing.step_gather_s, compute.forward_s, device)
+    reduce_s = exposed_s(sharing.step_reduce_s, compute.backward_s, device)
     return StepSeconds(
-        gradient_sync_s=reduce_exposed_s + _split_norm_sync_s(parameters, strategy, job, cluster),
-        copy_s=_copy_s(found, "step", strategy, job, cluster),
-        parameter_gather_s=gather_exposed_s,
-        optimizer_s=optimizer_s(own, cluster.device),
-        hidden_s=max(0.0, gather_s - gather_exposed_s) + max(0.0, reduce_s - reduce_exposed_s),
+        gradient_sync_s=reduce_s + sharing.split_norm_s,
+        copy_s=sharing.step_copy_s,
+        parameter_gather_s=gather_s,
+        optimizer_s=sharing.optimizer_s,
+        hidden_s=max(0.0, sharing.step_gather_s - gather_s) + max(0.0, sharing.step_reduce_s - reduce_s),
     )
 
 
@@ -214,27 +254,21 @@ def _accumulate_s(
     return accumulate_s(local, job, cluster.device)
 
 
-def _total_s(
-    found: tuple[Collective, ...], phase: str, purpose: str, strategy: Strategy, job: JobSpec, cluster: ClusterSpec
-) -> float:
+def _total_s(found: Iterable[Collective], phase: str, strategy: Strategy, job: JobSpec, cluster: ClusterSpec) -> float:
     total_s = 0.0
     for c in found:
-        if c.phase == phase and c.purpose == purpose:
+        if c.phase == phase:
             ranks = worst_group(MeshShape.of(strategy), c.axis, cluster.devices_per_node)
             total_s += c.count * collective_s(c.op, c.message_bytes, ranks, cluster, _dtype(c, job))
     return total_s
 
 
-def _copy_s(found: tuple[Collective, ...], phase: str, strategy: Strategy, job: JobSpec, cluster: ClusterSpec) -> float:
+def _copy_s(found: Iterable[Collective], phase: str, strategy: Strategy, job: JobSpec, cluster: ClusterSpec) -> float:
     """Seconds around gathers and reductions: copies out of and into flat buffers, and the runtime's own.
 
     Where a profile has measured the whole of it, that is what remains of it beside the collective.
     """
-    total_s = 0.0
-    for c in found:
-        if c.phase == phase and c.purpose != "tp":
-            total_s += c.count * _around_s(c, strategy, job, cluster)
-    return total_s
+    return sum(c.count * _around_s(c, strategy, job, cluster) for c in found if c.phase == phase)
 
 
 def _around_s(c: Collective, strategy: Strategy, job: JobSpec, cluster: ClusterSpec) -> float:

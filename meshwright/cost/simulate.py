@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from meshwright.spec.schedule import Action, ScheduleName, make_schedule, prerequisites
+from meshwright.spec.schedule import Action, ScheduleName, in_flight, make_schedule
 
 _MAX_CELLS = 1 << 23  # actions x candidates held at once: 64 MiB
 
@@ -141,52 +141,43 @@ def _end_times(graph: _Graph, forward: NDArray[Any], backward: NDArray[Any]) -> 
 
 @lru_cache(maxsize=64)
 def _graph(name: ScheduleName, num_stages: int, num_micro_batches: int) -> _Graph:
-    """Sort the actions by depth. Every action has at most one prerequisite on another stage in these schedules."""
-    schedule = make_schedule(name, num_stages, num_micro_batches)
-    depth: dict[tuple[int, Action], int] = {}
-    before: dict[tuple[int, Action], tuple[int, Action]] = {}
-    across: dict[tuple[int, Action], tuple[int, Action]] = {}
-    position = [0] * num_stages
-    while len(depth) < 2 * num_stages * num_micro_batches:
-        for stage, actions in enumerate(schedule):
-            while position[stage] < len(actions):
-                key = (stage, actions[position[stage]])
-                needs = prerequisites(stage, key[1], num_stages)
-                if any(need not in depth for need in needs):
-                    break
-                others = [need for need in needs if need[0] != stage]
-                if len(others) > 1:
-                    raise ValueError(f"simulate: {key} has {len(others)} prerequisites on other stages; at most one")
-                if others:
-                    across[key] = others[0]
-                if position[stage]:
-                    before[key] = (stage, actions[position[stage] - 1])
-                earlier = [table[key] for table in (across, before) if key in table]
-                depth[key] = 1 + max((depth[other] for other in earlier), default=-1)
-                position[stage] += 1
-    keys = sorted(depth, key=lambda key: (depth[key], key[0]))
-    return _as_arrays(keys, depth, before, across, num_stages)
+    """Sort the actions by depth. Every action has at most one prerequisite on another stage in these schedules.
 
-
-def _as_arrays(
-    keys: list[tuple[int, Action]],
-    depth: dict[tuple[int, Action], int],
-    before: dict[tuple[int, Action], tuple[int, Action]],
-    across: dict[tuple[int, Action], tuple[int, Action]],
-    num_stages: int,
-) -> _Graph:
-    nothing = len(keys)
-    index = {key: at for at, key in enumerate(keys)}
-    depths = np.array([depth[key] for key in keys])
-    order: list[list[int]] = [[] for _ in range(num_stages)]
-    for key, at in index.items():  # an action is deeper than the one before it on its stage
-        order[key[0]].append(at)
+    With all passes of one length, stage i of P starts forward j at i + j, or once backwards have begun at i + 2 j,
+    and backward j at 2 P - 1 - i + 2 j in 1F1B (GPipe: m + 2 P - 2 - i + j). Used as depths: every edge rises.
+    """
+    make_schedule(name, num_stages, 1)  # refuses what is no schedule
+    stage = np.repeat(np.arange(num_stages), 2 * num_micro_batches)
+    is_backward = np.tile(np.repeat([False, True], num_micro_batches), num_stages)
+    number = np.tile(np.arange(num_micro_batches), 2 * num_stages)
+    ahead = np.array([in_flight(name, num_stages, num_micro_batches, i) for i in range(num_stages)])[stage]
+    if name == "gpipe":
+        backward = num_micro_batches + 2 * num_stages - 2 - stage + number
+    else:
+        backward = 2 * num_stages - 1 - stage + 2 * number
+    depths = np.where(is_backward, backward, stage + np.where(number < ahead, number, 2 * number))
+    keys = np.lexsort((stage, depths))
+    count = len(keys)
+    index = np.empty(count + 1, np.intp)
+    index[keys], index[count] = np.arange(count), count
+    # Places before sorting: (stage, phase, micro-batch), one after the other.
+    place = np.arange(count)
+    forward, nothing = place - num_micro_batches * is_backward, count
+    earlier_b = np.where(number >= ahead, forward + num_micro_batches - ahead, place - 1)
+    before_f = np.where(number == 0, nothing, earlier_b)
+    last_f = forward + ahead - 1
+    before_b = np.where(number + ahead <= num_micro_batches, last_f, place - 1)
+    needed_f = np.where(stage == 0, nothing, place - 2 * num_micro_batches)
+    needed_b = np.where(stage == num_stages - 1, nothing, place + 2 * num_micro_batches)
+    previous, needed = np.where(is_backward, before_b, before_f), np.where(is_backward, needed_b, needed_f)
+    sorted_depths = depths[keys]
+    order = tuple(np.flatnonzero(stage[keys] == i) for i in range(num_stages))
     return _Graph(
-        num_actions=nothing,
-        level_starts=tuple(np.searchsorted(depths, np.arange(int(depths[-1]) + 2)).tolist()),
-        previous=np.array([index[before[key]] if key in before else nothing for key in keys], np.intp),
-        needed=np.array([index[across[key]] if key in across else nothing for key in keys], np.intp),
-        duration_row=np.array([key[0] + num_stages * (key[1].phase == "backward") for key in keys], np.intp),
-        order=tuple(np.array(actions, np.intp) for actions in order),
+        num_actions=count,
+        level_starts=tuple(np.searchsorted(sorted_depths, np.arange(int(sorted_depths[-1]) + 2)).tolist()),
+        previous=index[previous[keys]],
+        needed=index[needed[keys]],
+        duration_row=stage[keys] + num_stages * is_backward[keys],
+        order=order,
         last=np.array([actions[-1] for actions in order], np.intp),
     )

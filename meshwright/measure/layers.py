@@ -2,12 +2,15 @@
 
 Two copies of a layer run one after the other, forward through all and then backward through all, as
 in a training step: weights come from memory and not from the cache, and activations are fresh.
+Then the same with all ranks meeting after every pass of a layer: ranks that talk to each other wait
+for the slowest of the moment, and the more they compute in between, the longer (docs/log.md).
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -16,7 +19,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from meshwright.measure.alive import saved_bytes, transient_bytes
 from meshwright.measure.task import Figures, Task, ladder
-from meshwright.measure.timing import SAMPLE_S, Timed, calls_in_a_sample, summary, synchronize
+from meshwright.measure.timing import SAMPLE_S, Call, Timed, calls_in_a_sample, summary, synchronize, timed_between
 from meshwright.models import build_layer
 from meshwright.models.tensor_parallel import TensorParallel
 from meshwright.runtime.groups import group_alone
@@ -31,7 +34,8 @@ from meshwright.spec.profile import LayerSample
 
 _MOST_COPIES = 2
 _SAMPLES_RATIO = 4
-_REPEATS = 4  # most of a prediction is their time
+_REPEATS = 3
+_MET_REPEATS = 2
 
 
 def layer_tasks(device: torch.device, model: ModelSpec, job: JobSpec, batch: int) -> Iterator[Task]:
@@ -41,6 +45,7 @@ def layer_tasks(device: torch.device, model: ModelSpec, job: JobSpec, batch: int
     them the time is a straight line.
     """
     num_ranks = dist.get_world_size()
+    meeting = _Meeting(device)
     for layer in dict.fromkeys(group.layer for group in model.groups):
         copies = min(_MOST_COPIES, sum(group.num_layers for group in model.groups if group.layer == layer))
         for tp in (degree for degree in range(1, num_ranks + 1) if num_ranks % degree == 0):
@@ -60,23 +65,44 @@ def layer_tasks(device: torch.device, model: ModelSpec, job: JobSpec, batch: int
                     ),
                     label=f"{layer.kind} of {samples} samples, tp {tp}",
                     measure=lambda layer=layer, tp=tp, samples=samples, copies=copies: _measure(
-                        layer, tp, samples, copies, job, device
+                        layer, tp, samples, copies, job, meeting
                     ),
                 )
 
 
-def _measure(layer: LayerSpec, tp: int, samples: int, copies: int, job: JobSpec, device: torch.device) -> Figures:
+class _Meeting:
+    """All ranks say a word to each other; `seconds` is what that takes between short pieces of compute."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._word = torch.zeros(1, device=device)
+        self._seconds: float | None = None
+
+    def __call__(self) -> None:
+        dist.all_reduce(self._word)
+
+    @property
+    def seconds(self) -> float:
+        if self._seconds is None:
+            self._seconds = timed_between(self, self.device).seconds
+        return self._seconds
+
+
+def _measure(layer: LayerSpec, tp: int, samples: int, copies: int, job: JobSpec, meeting: _Meeting) -> Figures:
+    device = meeting.device
     modules = [_built(layer, tp, job.param_dtype, device) for _ in range(copies)]
     inputs, extra = _inputs(layer, samples, job.seq_len, job.param_dtype, device)
-    forward, backward = _forward_backward(modules, inputs, extra, device)
+    forward, backward, *met = _forward_backward(modules, inputs, extra, meeting)
     parameters = list(modules[0].parameters())
     saved = saved_bytes(lambda: modules[0](inputs, *extra), [local_data(p) for p in parameters])
     return {
         "forward_s": forward.seconds,
         "backward_s": backward.seconds,
+        "met_forward_s": met[0].seconds if met else 0,
+        "met_backward_s": met[1].seconds if met else 0,
         "saved_bytes": saved,
         "transient_bytes": transient_bytes(lambda: modules[0](inputs, *extra), saved, parameters),
-        "spread": max(forward.spread, backward.spread),
+        "spread": max(forward.spread, backward.spread, *(one.spread for one in met)),
         "repeats": forward.repeats,
     }
 
@@ -106,26 +132,61 @@ def _inputs(
     return hidden, (torch.randint(0, layer.padded_vocab_size, (samples, seq_len), device=device),)
 
 
-def _forward_backward(
-    modules: list[nn.Module], inputs: Tensor, extra: tuple[Tensor, ...], device: torch.device
-) -> tuple[Timed, Timed]:
-    """Return forward and backward times of one layer; every sample runs several pairs and adds up their halves."""
-    leaves = [*(p for module in modules for p in module.parameters()), *([inputs] if inputs.requires_grad else [])]
+class _After(torch.autograd.Function):
+    """Hands `x` on; forward, `call` follows the pass that made it."""
 
-    def through() -> Tensor:
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, call: Call) -> Tensor:
+        call()
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return gradient, None
+
+
+class _Before(torch.autograd.Function):
+    """Hands `x` on; backward, `call` follows the pass that made its gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, call: Call) -> Tensor:
+        ctx.call = call
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx.call()
+        return gradient, None
+
+
+def _forward_backward(
+    modules: list[nn.Module], inputs: Tensor, extra: tuple[Tensor, ...], meeting: _Meeting
+) -> tuple[Timed, ...]:
+    """Return forward and backward times of one layer, and then, on several ranks, those with all ranks meeting.
+
+    Every sample runs several pairs of passes and adds up their halves.
+    """
+    device, has_gradient = meeting.device, inputs.requires_grad
+    leaves = [*(p for module in modules for p in module.parameters()), *([inputs] if has_gradient else [])]
+
+    def through(meet: bool) -> Tensor:
         x = inputs
         for module in modules:
+            x = _Before.apply(x, meeting) if meet and has_gradient else x
             x = module(x, *extra)
+            x = _After.apply(x, meeting) if meet else x
         return x
 
-    gradient = torch.ones_like(through())
+    gradient = torch.ones_like(through(False))
 
-    def pair() -> tuple[float, float]:
+    def pair(meet: bool = False) -> tuple[float, float]:
         started = time.perf_counter()
-        out = through()
+        out = through(meet)
         synchronize(device)
         between = time.perf_counter()
         out.backward(gradient)
+        if meet and not has_gradient:
+            meeting()
         synchronize(device)
         ended = time.perf_counter()
         for leaf in leaves:
@@ -133,11 +194,20 @@ def _forward_backward(
         return between - started, ended - between
 
     calls = calls_in_a_sample(pair, device, 2 * SAMPLE_S)
-    forward_s: list[float] = []
-    backward_s: list[float] = []
-    for _ in range(_REPEATS):
-        dist.barrier()
-        pairs = [pair() for _ in range(calls)]
-        forward_s.append(sum(f for f, _ in pairs) / calls / len(modules))
-        backward_s.append(sum(b for _, b in pairs) / calls / len(modules))
-    return summary(forward_s, device), summary(backward_s, device)
+
+    def halves(meet: bool, repeats: int) -> tuple[Timed, Timed]:
+        samples: list[tuple[float, float]] = []
+        for _ in range(repeats):
+            dist.barrier()
+            pairs = [pair(meet) for _ in range(calls)]
+            less_s = meeting.seconds if meet else 0.0
+            samples.append(
+                (
+                    sum(f for f, _ in pairs) / calls / len(modules) - less_s,
+                    sum(b for _, b in pairs) / calls / len(modules) - less_s,
+                )
+            )
+        return summary([f for f, _ in samples], device), summary([b for _, b in samples], device)
+
+    alone = halves(False, _REPEATS)
+    return alone if dist.get_world_size() == 1 else (*alone, *halves(True, _MET_REPEATS))

@@ -10,6 +10,7 @@ from rich.text import Text
 
 from meshwright.spec.parameters import num_parameters
 from meshwright.spec.plan import LayerRun, Plan, Prediction, StagePrediction
+from meshwright.spec.terms import PhaseSeconds
 from meshwright.units import show_bytes, show_count, show_percent, show_seconds
 
 
@@ -76,7 +77,7 @@ def strategy_table(plan: Plan) -> Table:
 def time_table(predicted: Prediction) -> Table:
     """Return the seconds of each stage by term: of one micro-batch, and once a step."""
     table = plain_table(
-        "stage", "forward", "backward", "of it: compute", "recompute", "tp", "zero", "re-layout", "border",
+        "stage", "forward", "backward", "of it: compute", "recompute", "tp", "zero", "wait", "re-layout", "border",
         "once a step", "bubble",
     )  # fmt: skip
     table.caption = "forward to border: one micro-batch; once a step and bubble: the whole step"
@@ -84,7 +85,7 @@ def time_table(predicted: Prediction) -> Table:
     for index, stage in enumerate(predicted.stages):
         forward, backward = stage.micro_batch.forward, stage.micro_batch.backward
         both = forward + backward
-        terms = (both.compute_s, both.recompute_s, both.tp_s, both.zero_s + both.copy_s, both.relayout_s, both.border_s)
+        terms = _micro_batch_terms(both)
         table.add_row(
             str(index),
             show_seconds(forward.total_s),
@@ -160,8 +161,17 @@ def why_it_loses(other: Plan, best: Plan) -> str:
     return f"{show_percent(slower)} time a sample, mostly {worst_name} ({show_seconds(worst_s)} a step more)"
 
 
-_SHARES = ("compute", "recomputation", "tensor-parallel communication", "ZeRO communication", "re-layouts",
-           "stage borders", "gradient synchronisation and optimizer", "bubble")  # fmt: skip
+_SHARES = (
+    "compute",
+    "recomputation",
+    "tensor-parallel communication",
+    "ZeRO communication",
+    "waiting for the slowest rank",
+    "re-layouts",
+    "stage borders",
+    "gradient synchronisation and optimizer",
+    "bubble",
+)
 
 
 def _share(plan: Plan, name: str) -> float:
@@ -173,8 +183,14 @@ def _share(plan: Plan, name: str) -> float:
 
 def _terms(stage: StagePrediction, num_micro_batches: int) -> tuple[float, ...]:
     both = stage.micro_batch.forward + stage.micro_batch.backward
-    each = (both.compute_s, both.recompute_s, both.tp_s, both.zero_s + both.copy_s, both.relayout_s, both.border_s)
+    each = _micro_batch_terms(both)
     return (*(num_micro_batches * term for term in each), stage.step.total_s, stage.bubble_s)
+
+
+def _micro_batch_terms(passes: PhaseSeconds) -> tuple[float, ...]:
+    """Return the seconds of one micro-batch by sort of work; copies belong to ZeRO."""
+    p = passes
+    return p.compute_s, p.recompute_s, p.tp_s, p.zero_s + p.copy_s, p.wait_s, p.relayout_s, p.border_s
 
 
 def _layer_names(plan: Plan, first: int, run: LayerRun) -> str:

@@ -11,7 +11,7 @@ import time
 from dataclasses import replace
 
 from meshwright.errors import UserError
-from meshwright.search.engine import Found, Infeasible, Progress, Request, search
+from meshwright.search.engine import Found, Infeasible, Progress, Request, refined, search
 from meshwright.search.space import SPACES
 from meshwright.spec.plan import Plan
 
@@ -27,7 +27,8 @@ def finalists(request: Request, count: int, progress: Progress | None = None) ->
     outcome = search(request, progress)
     if isinstance(outcome, Infeasible):
         return outcome
-    found = [outcome.plan, *outcome.runners_up]
+    moment = replace(request, time_limit_s=_LEAST_TIME_S)
+    found = [outcome.plan, *(refined(moment, plan) for plan in outcome.runners_up[: count - 1])]
     for name in _CONTRASTS if count > 1 and request.space.name not in _CONTRASTS else ():
         left_s = max(_LEAST_TIME_S, deadline - time.perf_counter())
         try:

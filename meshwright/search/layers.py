@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -212,16 +212,31 @@ def _limited(problem: LayerProblem, transients: Ints, bottom: int, top: int) -> 
 
 def relaxed_bound(problem: LayerProblem, transients: Ints) -> int:
     """Return a bound on the time of every plan that fits; FAR when none does. Takes moments."""
-    values = transients[transients < FAR]
-    if not len(values):
-        return FAR
-    dual = _dual(_limited(problem, transients, int(values.min()), int(values.max())), FAR)
+    dual = _relaxed_dual(problem, transients)
     return FAR if dual is None else math.floor(dual[0] * (1 - _SLACK)) - 1
+
+
+def least_multiplier(problem: LayerProblem, transients: Ints) -> float:
+    """Return the multiplier of memory at which `relaxed_bound` is reached: time per byte; 0 where memory is ample."""
+    dual = _relaxed_dual(problem, transients)
+    return 0.0 if dual is None or len(dual[2]) == 1 else dual[2][2]
+
+
+def _relaxed_dual(problem: LayerProblem, transients: Ints) -> tuple[float, int, list[float]] | None:
+    values = transients[transients < FAR]
+    bottom = _least_transient(transients)
+    return _dual(_limited(problem, transients, bottom, int(values.max())), FAR) if bottom < FAR else None
+
+
+def _least_transient(transients: Ints) -> int:
+    """Return what the largest transient of any plan is at least: the largest of the layers' least; FAR: no plan."""
+    return int(transients.min(axis=1).max(initial=0))
 
 
 def solve_intervals(problem: LayerProblem, transients: Ints, limit: int = FAR) -> NDArray[np.intp] | None:
     """Branch on the largest transient; return the best strategies with time <= limit."""
     values = np.unique(transients[transients < FAR])
+    values = values[values >= _least_transient(transients)]
     stack = [(0, len(values) - 1)] if len(values) else []
     best: NDArray[np.intp] | None = None
     best_time = limit
@@ -253,10 +268,11 @@ def _solve_additive(problem: LayerProblem, limit: int) -> tuple[int, NDArray[np.
     if lower > upper * (1 + _SLACK) + 1:
         return None
     bound = prefix_bounds(problem, np.array(multipliers))
+    through = _least_through(problem, bound)
     gap = max(3e-4 * abs(lower), float(problem.changes_base))
     while True:
         threshold = min(upper, int(lower + gap) + 1)
-        labels = _all_labels(problem, bound, threshold)
+        labels = _all_labels(_reduced(problem, bound, through, threshold), bound, threshold)
         if len(labels[0].time):
             return int(labels[0].time.min()), _read_plan(problem, labels)
         if threshold >= upper:
@@ -363,6 +379,39 @@ def prefix_bounds(problem: LayerProblem, multipliers: Floats) -> PrefixBound:
         total = np.where(np.isfinite(moves), weight[:, None, None] * np.where(np.isfinite(moves), moves, 0), np.inf)
         prefix[:, layer] = (leaving[:, :, None] + total).min(axis=1)[:, switch.entry_group]
     return PrefixBound(multipliers=multipliers, prefix=prefix[:-1], prefix_memory=prefix[-1])
+
+
+def _least_through(problem: LayerProblem, bound: PrefixBound) -> Floats:
+    """Return [lam, layer, strategy]: least time + lam * memory of a plan with that choice; the last row: memory."""
+    prefix = np.concatenate([bound.prefix, bound.prefix_memory[None]])
+    return prefix + suffix_sums(problem, bound.multipliers)
+
+
+def suffix_sums(problem: LayerProblem, multipliers: Floats) -> Floats:
+    """Return [lam, layer, strategy]: least sums from a layer, under a strategy, to the end; the last row: memory."""
+    allowed = problem.time < FAR
+    scale = np.append(multipliers, 1.0)[:, None, None]
+    weight = np.append(np.ones(len(multipliers)), 0.0)[:, None, None]
+    suffix = np.where(allowed, weight * problem.time.astype(float) + scale * problem.memory.astype(float), np.inf)
+    for layer in range(len(problem.time) - 2, -1, -1):
+        switch = problem.switches[layer + 1]
+        after = suffix[:, layer + 1]
+        entering = np.stack(
+            [after[:, switch.entry_group == group].min(axis=1) for group in range(switch.cost.shape[1])], axis=1
+        )
+        legal = switch.cost < FAR
+        moves = np.where(legal, weight * np.where(legal, switch.cost, 0).astype(float), np.inf)
+        suffix[:, layer] += (moves + entering[:, None, :]).min(axis=2)[:, switch.exit_group]
+    return suffix
+
+
+def _reduced(problem: LayerProblem, bound: PrefixBound, through: Floats, threshold: int) -> LayerProblem:
+    """Forbid the choices that no plan within threshold and budget contains (reduced-cost fixing)."""
+    budget = float(problem.budget)
+    room = threshold + bound.multipliers * budget + _SLACK * (abs(threshold) + bound.multipliers * budget) + 1
+    keep = (through[:-1] <= room[:, None, None]).all(axis=0)
+    keep &= through[-1] <= budget + _SLACK * abs(budget)
+    return replace(problem, time=np.where(keep, problem.time, FAR), memory=np.where(keep, problem.memory, FAR))
 
 
 def _all_labels(problem: LayerProblem, bound: PrefixBound, threshold: int) -> list[_Labels]:

@@ -9,7 +9,7 @@ from meshwright.cost.fit import fitted_cluster
 from meshwright.errors import UserError
 from meshwright.files import make_spec, read_spec, write_spec
 from meshwright.search.engine import DEFAULT_TIME_LIMIT_S, Found, Infeasible, Request, search
-from meshwright.search.space import find_space
+from meshwright.search.space import Partition, find_space
 from meshwright.spec import library
 from meshwright.spec.base import Dtype
 from meshwright.spec.cluster import ClusterSpec
@@ -33,6 +33,7 @@ def plan(  # noqa: PLR0913 all but two by keyword, as on the command line
     optimizer: AdamW | None = None,
     profile: Profile | str | Path | None = None,
     space: str = "full",
+    partition: Partition | None = None,
     schedule: ScheduleName = "1f1b",
     stages: int | None = None,
     micro_batches: int | None = None,
@@ -57,6 +58,7 @@ def plan(  # noqa: PLR0913 all but two by keyword, as on the command line
         optimizer=optimizer,
         profile=profile,
         space=space,
+        partition=partition,
         schedule=schedule,
         stages=stages,
         micro_batches=micro_batches,
@@ -77,6 +79,7 @@ def make_request(  # noqa: PLR0913 as `plan`
     optimizer: AdamW | None = None,
     profile: Profile | str | Path | None = None,
     space: str = "full",
+    partition: Partition | None = None,
     schedule: ScheduleName = "1f1b",
     stages: int | None = None,
     micro_batches: int | None = None,
@@ -97,7 +100,7 @@ def make_request(  # noqa: PLR0913 as `plan`
         cluster=cluster_spec,
         job=job,
         budget=make_budget(cluster_spec, memory, reserve),
-        space=find_space(space),
+        space=find_space(space, partition),
         schedule=schedule,
         num_stages=stages,
         num_micro_batches=micro_batches,

@@ -7,7 +7,7 @@ Stage i holds layers b_i..b_{i+1}-1 under strategies s_l. With sums over its lay
     M_i = sum states + in_flight[i] * sum act + max transient (- tied_states_saving when tied, P = 1) <= budget[i]
 
 A border's hand-on tensor travels in the layout of the sender's last layer; both neighbours pay the send, the receiver
-pays the switch. Step time: cost/simulate.py.
+pays the switch (or `enter`, where that is given). Step time: cost/simulate.py.
 """
 
 from __future__ import annotations
@@ -43,6 +43,8 @@ class StageProblem:
     stage_step_s: Floats  # [P] once a step, whatever the strategies
     num_micro_batches: int
     schedule: ScheduleName
+    enter_forward_s: Floats | None = None  # like switch_forward_s, across a border (None: the switch)
+    enter_backward_s: Floats | None = None
     tied: bool = False  # first and last layer share their strategy
     tied_step_s: Floats | None = None  # [S] when P > 1: on the first and on the last stage
     tied_states_saving_bytes: Floats | None = None  # [S] when P = 1: the shared weight is held once
@@ -72,6 +74,11 @@ class StageChoice:
     stage_bytes: tuple[float, ...]
 
     @property
+    def stage_s(self) -> tuple[float, ...]:
+        """Return what each stage spends on a micro-batch, forward and backward."""
+        return tuple(f + b for f, b in zip(self.stage_forward_s, self.stage_backward_s, strict=True))
+
+    @property
     def gap(self) -> float:
         """Return how much better any plan could be, as a fraction of the objective."""
         return 1.0 - self.lower_bound_s / self.objective_s if self.objective_s else 0.0
@@ -95,6 +102,7 @@ class Exact:
     tied_saving: Ints  # [S] 0 unless tied and P = 1
     layout: NDArray[np.intp]  # [S] numbered 0..num_layouts-1
     switch: Ints  # [2 (forward, backward), L, layout, layout]
+    enter: Ints  # the same, across a border
     border: Ints  # [2, L, layout] sending from layer l
     layer_class: tuple[int, ...]  # [L] equal numbers: equal rows, switches and borders
 
@@ -111,9 +119,12 @@ def price(problem: StageProblem, boundaries: tuple[int, ...], strategies: tuple[
     forward, backward, step = (
         array[rows, chosen].astype(float) for array in (problem.forward_s, problem.backward_s, problem.step_s)
     )
+    enter_forward_s, enter_backward_s = entered(problem)
     for layer in rows[1:]:
-        forward[layer] += _at(problem.switch_forward_s, layer, 3)[chosen[layer - 1], chosen[layer]]
-        backward[layer] += _at(problem.switch_backward_s, layer, 3)[chosen[layer - 1], chosen[layer]]
+        is_first = layer in boundaries
+        moved = chosen[layer - 1], chosen[layer]
+        forward[layer] += _at(enter_forward_s if is_first else problem.switch_forward_s, layer, 3)[moved]
+        backward[layer] += _at(enter_backward_s if is_first else problem.switch_backward_s, layer, 3)[moved]
     spans = [slice(low, high) for low, high in pairwise(boundaries)]
     stage_f, stage_b, stage_g = (np.array([part[span].sum() for span in spans]) for part in (forward, backward, step))
     for stage in range(1, num_stages):
@@ -133,6 +144,15 @@ def price(problem: StageProblem, boundaries: tuple[int, ...], strategies: tuple[
         stage_backward_s=tuple(stage_b.tolist()),
         stage_step_s=tuple(stage_g.tolist()),
         stage_bytes=tuple(stage_bytes(problem, boundaries, strategies)),
+    )
+
+
+def entered(problem: StageProblem) -> tuple[Floats, Floats]:
+    """Return the switches across a border, forward and backward."""
+    forward_s, backward_s = problem.enter_forward_s, problem.enter_backward_s
+    return (
+        problem.switch_forward_s if forward_s is None else forward_s,
+        problem.switch_backward_s if backward_s is None else backward_s,
     )
 
 
@@ -167,10 +187,10 @@ def to_exact(problem: StageProblem) -> Exact:
             raise ValueError(f"stages: shapes {array.shape} and {problem.forward_s.shape}; all [layer, strategy]")
         allowed &= np.isfinite(array)
     forward, backward, step, states, act, transient = (np.where(allowed, array, np.inf) for array in arrays)
-    layout, switches, borders = _by_layout(problem)
+    layout, switches, enters, borders = _by_layout(problem)
     tied_step = _or_zero(problem.tied_step_s, problem, problem.tied and problem.num_stages > 1)
     saving = _or_zero(problem.tied_states_saving_bytes, problem, problem.tied and problem.num_stages == 1)
-    per_micro = sum(_sum_of_largest(part) for part in (forward, backward, *switches)) + 2 * sum(
+    per_micro = sum(_sum_of_largest(part) for part in (forward, backward, *switches, *enters)) + 2 * sum(
         _sum_of_largest(part) for part in borders
     )
     once = _sum_of_largest(step) + float(np.abs(problem.stage_step_s).sum()) + 2 * float(tied_step.max())
@@ -200,6 +220,7 @@ def to_exact(problem: StageProblem) -> Exact:
         tied_saving=to_ints(saving, byte_scale),
         layout=layout,
         switch=np.stack([to_ints(part, time_scale) for part in switches]),
+        enter=np.stack([to_ints(part, time_scale) for part in enters]),
         border=np.stack([to_ints(part, time_scale) for part in borders]),
         layer_class=(),
     )
@@ -221,13 +242,13 @@ def _sum_of_largest(values: Floats) -> float:
     return float(np.where(np.isfinite(values), np.abs(values), 0).reshape(len(values), -1).max(axis=1).sum())
 
 
-def _by_layout(problem: StageProblem) -> tuple[NDArray[np.intp], list[Floats], list[Floats]]:
-    """Return layout numbers, the switches [L, layout, layout] and the borders [L, layout]; both finite."""
+def _by_layout(problem: StageProblem) -> tuple[NDArray[np.intp], list[Floats], list[Floats], list[Floats]]:
+    """Return layout numbers, switches inside and across borders [L, layout, layout], sends [L, layout]; all finite."""
     _, first, layout = np.unique(problem.layout, return_index=True, return_inverse=True)
     count, layout = problem.num_layers, layout.reshape(-1)
     switches: list[Floats] = []
     borders: list[Floats] = []
-    for values in (problem.switch_forward_s, problem.switch_backward_s):
+    for values in (problem.switch_forward_s, problem.switch_backward_s, *entered(problem)):
         full = np.broadcast_to(values, (count, *values.shape[-2:])).copy()
         full[0] = 0.0
         small = full[:, first][:, :, first]
@@ -240,7 +261,7 @@ def _by_layout(problem: StageProblem) -> tuple[NDArray[np.intp], list[Floats], l
         if not np.isfinite(full).all() or (small[:, layout] != full).any():
             raise ValueError("stages: border costs must be finite and depend on the layout only")
         borders.append(small)
-    return layout, switches, borders
+    return layout, switches[:2], switches[2:], borders
 
 
 def _with_classes(exact: Exact) -> Exact:
@@ -250,6 +271,7 @@ def _with_classes(exact: Exact) -> Exact:
     for layer in range(exact.source.num_layers):
         rows = (exact.forward, exact.backward, exact.step, exact.transient, *exact.memory)
         key = tuple(row[layer].tobytes() for row in rows)
-        key += (exact.switch[:, layer].tobytes(), exact.border[:, layer].tobytes(), str(layer == 0).encode())
+        key += (exact.switch[:, layer].tobytes(), exact.enter[:, layer].tobytes(), exact.border[:, layer].tobytes())
+        key += (str(layer == 0).encode(),)
         classes.append(seen.setdefault(key, len(seen)))
     return replace(exact, layer_class=tuple(classes))

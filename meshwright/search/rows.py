@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import Counter
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -96,6 +97,9 @@ class Table:
         self.exact, self.pipe, self.deadline, self.may_give_up = exact, pipe, deadline, may_give_up
         self._cells: dict[tuple[int, ...], Cell | None] = {}
         self._chains: dict[tuple[int, ...], Floats] = {}
+        self._links: dict[tuple[int, int, int, bool], Floats] = {}
+        self._weighted_moves: dict[tuple[int, int], Floats] = {}
+        self._transients: dict[tuple[int, int], int] = {}
         self._grids: dict[int, Floats] = {}
         problem = exact.source
         self.last_layer, self.last_stage = problem.num_layers - 1, problem.num_stages - 1
@@ -119,6 +123,13 @@ class Table:
             allowed = allowed & (np.arange(len(allowed)) == tied)
         return allowed
 
+    def _least_transient(self, layer: int, tied: int) -> int:
+        """Return the least transient of a layer; FAR when it can use no strategy."""
+        tied = tied if layer in (0, self.last_layer) else -1
+        if (layer, tied) not in self._transients:
+            self._transients[layer, tied] = int(self.exact.transient[layer, self.allowed(layer, tied)].min(initial=FAR))
+        return self._transients[layer, tied]
+
     def once(self, stage: int, tied: int) -> int:
         """Return the stage's constant once-a-step time."""
         extra = 0
@@ -129,7 +140,7 @@ class Table:
     def received(self, start: int) -> Ints:
         """Return [2, layout handed in, layout of layer `start`]: what the receiver pays."""
         exact = self.exact
-        return exact.border[:, start - 1][:, :, None] + exact.switch[:, start]
+        return exact.border[:, start - 1][:, :, None] + exact.enter[:, start]
 
     def drop(self, cell: Cell) -> None:
         """Forget a cell of which nothing fits after all."""
@@ -168,12 +179,14 @@ class Table:
             allowed = exact.forward < FAR
             spread_time = np.zeros(7)
             spread_memory = 0.0
-            for layer in range(len(allowed)):
+            counts = Counter(exact.layer_class)
+            for layer in map(exact.layer_class.index, counts):
                 chosen = self._weights(stage).astype(float) @ parts[:, layer, allowed[layer]]
                 memory = exact.memory[stage][layer, allowed[layer]].astype(float)
                 if memory.size:
-                    spread_time += np.median(chosen, axis=1) - chosen.min(axis=1)
-                    spread_memory += float(np.median(memory) - memory.min())
+                    count = counts[exact.layer_class[layer]]
+                    spread_time += count * (np.median(chosen, axis=1) - chosen.min(axis=1))
+                    spread_memory += count * float(np.median(memory) - memory.min())
             self._grids[stage] = spread_time[:, None] / max(spread_memory, 1.0) * _GRID[None, :]
         return self._grids[stage]
 
@@ -184,36 +197,50 @@ class Table:
         """
         if key in self._chains:
             return self._chains[key]
-        exact, weights = self.exact, self._weights(stage).astype(float)
-        allowed = self.allowed(start, tied)
-        parts = np.stack([exact.forward[start], exact.backward[start], exact.step[start]]).astype(float)
-        memory = exact.memory[stage][start].astype(float)
-        cost = (weights @ parts)[:, None, :] + self._grid(stage)[:, :, None] * memory
-        if end - 1 == start and stage < self.last_stage:
-            cost += (weights[:, :2] @ exact.border[:, start].astype(float))[:, None, exact.layout]
-        cost = np.concatenate([cost, np.broadcast_to(memory, (7, 1, len(memory)))], axis=1)
-        cost[:, :, ~allowed] = np.inf
-        chain = np.full((len(cost), cost.shape[1], exact.num_layouts), np.inf)
-        for layout in np.unique(exact.layout[allowed]):
-            chain[:, :, layout] = cost[:, :, allowed & (exact.layout == layout)].min(axis=2)
+        chain = self._link(stage, start, tied, is_last=end - 1 == start)
         if end - 1 > start:
             shorter_tied = tied if end == self.last_layer + 1 else -1
             shorter = self._chain(stage, start + 1, end, shorter_tied, (stage, shorter_tied, *key[3:]))
-            moves = np.tensordot(weights[:, :2], exact.switch[:, start + 1].astype(float), 1)[:, None]
-            moves = np.concatenate([np.repeat(moves, chain.shape[1] - 1, axis=1), np.zeros_like(moves)], axis=1)
-            chain += (moves + shorter[:, :, None, :]).min(axis=3)
+            chain = chain + (self._moves(stage, start + 1) + shorter[:, :, None, :]).min(axis=3)
         self._chains[key] = chain
         return chain
+
+    def _link(self, stage: int, layer: int, tied: int, *, is_last: bool) -> Floats:
+        """Return a chain of one layer; the last one of a stage also sends."""
+        exact = self.exact
+        key = (stage, exact.layer_class[layer], tied if layer in (0, self.last_layer) else -1, is_last)
+        if key not in self._links:
+            weights, allowed = self._weights(stage).astype(float), self.allowed(layer, tied)
+            parts = np.stack([exact.forward[layer], exact.backward[layer], exact.step[layer]]).astype(float)
+            memory = exact.memory[stage][layer].astype(float)
+            cost = (weights @ parts)[:, None, :] + self._grid(stage)[:, :, None] * memory
+            if is_last and stage < self.last_stage:
+                cost += (weights[:, :2] @ exact.border[:, layer].astype(float))[:, None, exact.layout]
+            cost = np.concatenate([cost, np.broadcast_to(memory, (7, 1, len(memory)))], axis=1)
+            cost[:, :, ~allowed] = np.inf
+            chain = np.full((len(cost), cost.shape[1], exact.num_layouts), np.inf)
+            for layout in np.unique(exact.layout[allowed]):
+                chain[:, :, layout] = cost[:, :, allowed & (exact.layout == layout)].min(axis=2)
+            self._links[key] = chain
+        return self._links[key]
+
+    def _moves(self, stage: int, layer: int) -> Floats:
+        """Return [7, lam + 1, layout before, layout of `layer`]: weighted switches; none of memory."""
+        key = (stage, self.exact.layer_class[layer])
+        if key not in self._weighted_moves:
+            weights = self._weights(stage).astype(float)
+            moves = np.tensordot(weights[:, :2], self.exact.switch[:, layer].astype(float), 1)[:, None]
+            moves = np.concatenate([np.repeat(moves, len(_GRID), axis=1), np.zeros_like(moves)], axis=1)
+            self._weighted_moves[key] = moves
+        return self._weighted_moves[key]
 
     def _make(self, stage: int, start: int, end: int, tied: int, chain_key: tuple[int, ...]) -> Cell | None:
         chain = self._chain(stage, start, end, tied, chain_key)
         exact, weights = self.exact, self._weights(stage)
-        layers = range(start, end)
-        if any(not self.allowed(layer, tied).any() for layer in layers):
+        largest = max(self._least_transient(layer, tied) for layer in range(start, end))
+        if largest >= FAR:
             return None
-        room = exact.budget[stage] - max(
-            int(exact.transient[layer, self.allowed(layer, tied)].min()) for layer in layers
-        )
+        room = exact.budget[stage] - largest
         if chain[0, -1].min() > room + _SHAVE * abs(room):
             return None
         sums = chain[:, :-1]

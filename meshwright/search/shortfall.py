@@ -77,7 +77,7 @@ def _least_overfull(
             need = (table.sums[:, start + 1 :] - table.sums[:, start : start + 1] + table.taus[:, None]).min(axis=0)
             over[stage, start, start + 1 :] = need - problem.budget_bytes[stage]
     if partitions is None:
-        cuts = _best_cut(over)
+        cuts = best_cut(over)
     else:
         cuts = min(partitions, key=lambda cut: max(over[i, cut[i], cut[i + 1]] for i in range(problem.num_stages)))
     strategies: list[int] = []
@@ -104,7 +104,7 @@ def _least(problem: StageProblem, allowed: NDArray[np.bool_], held: int) -> _Lea
     return _Least(taus=taus, sums=sums, choice=within.argmin(axis=2))
 
 
-def _best_cut(over: Floats) -> tuple[int, ...]:
+def best_cut(over: Floats) -> tuple[int, ...]:
     """Return the boundaries with the least largest overflow."""
     num_stages, size = over.shape[:2]
     worst = np.full((num_stages + 1, size), np.inf)

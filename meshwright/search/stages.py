@@ -22,19 +22,21 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from meshwright.cost.simulate import simulate_many
+from meshwright.search.arrays import problem_of_arrays
 from meshwright.search.bound import C, Pipe
-from meshwright.search.labels import FAR, Ints, Switch, group_switch, pareto_rows, present
-from meshwright.search.layers import LayerProblem, OutOfTime, plan_sums, relaxed_bound, solve_intervals
+from meshwright.search.labels import FAR, Ints, pareto_rows, present
+from meshwright.search.layers import OutOfTime, solve_intervals
+from meshwright.search.one_stage import Best, Plan, solve_one_stage
 from meshwright.search.problem import Exact, StageChoice, StageProblem, price, to_exact
 from meshwright.search.recursion import Cells, Way, all_below, floor, least_bound, received_by, viable
 from meshwright.search.rows import Cell, Table
+from meshwright.search.spans import possible_spans
+from meshwright.spec.schedule import ScheduleName
 
 _CLOSING_CAP = 100_000  # ways listed when the bound does not decide
-
-Plan = tuple[tuple[int, ...], tuple[int, ...]]  # boundaries, strategies
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,20 +47,56 @@ class _Part:
     partition: tuple[int, ...] | None
 
 
-@dataclass(kw_only=True)
-class _Best:
-    """The incumbent; `ticks` are seconds x the time scale of the problem."""
+def solve(  # noqa: PLR0913 arrays by keyword
+    *,
+    layer_s: ArrayLike,
+    states_bytes: ArrayLike,
+    act_bytes: ArrayLike,
+    in_flight: ArrayLike,
+    budget_bytes: ArrayLike,
+    num_micro_batches: int,
+    backward_s: ArrayLike | None = None,
+    step_s: ArrayLike | None = None,
+    transient_bytes: ArrayLike | None = None,
+    switch_s: ArrayLike | None = None,
+    switch_backward_s: ArrayLike | None = None,
+    border_s: ArrayLike | None = None,
+    border_backward_s: ArrayLike | None = None,
+    layout: ArrayLike | None = None,
+    schedule: ScheduleName = "1f1b",
+    tied: bool = False,
+    partitions: tuple[tuple[int, ...], ...] | None = None,
+    time_limit_s: float = math.inf,
+) -> StageChoice | None:
+    """Return the best cut into stages with the best strategies, or None when nothing fits.
 
-    ticks: int = FAR
-    plan: Plan | None = None  # None while `ticks` is only what is to be beaten
+    `layer_s`, `states_bytes`, `act_bytes` (of one micro-batch), `transient_bytes` (the largest counts), `step_s` (once
+    a step) are [layer, strategy], inf: not allowed; `in_flight` and `budget_bytes` are [stage] (or one budget for
+    all). `switch_s` [(layer,) strategy, strategy]: entry i between the layers i-1 and i of one stage. `border_s`: what
+    the stage that receives pays across a border, shaped like `switch_s`; or [(layer,) strategy], or one number: the
+    send of what a layer hands on, which both neighbours pay. `layout` [strategy] says which strategies have equal
+    switches and borders (default: none); `tied`: first and last layer use one strategy.
 
-    @property
-    def is_known(self) -> bool:
-        """Return whether there is a time to beat."""
-        return self.ticks < FAR
+    Objective: with `backward_s` the simulated step of the schedule, `layer_s` being the forward pass. Without it the
+    closed form sum C + (m - 1) max C + max g over the stages' seconds C and once-a-step seconds g.
+    """
+    problem = problem_of_arrays(
+        forward_s=np.array(layer_s, float),
+        backward_s=backward_s,
+        step_s=step_s,
+        memory=(states_bytes, act_bytes, transient_bytes),
+        switches=(switch_s, switch_backward_s),
+        borders=(border_s, border_backward_s),
+        stages=(in_flight, budget_bytes),
+        layout=layout,
+        num_micro_batches=num_micro_batches,
+    )
+    # All forward passes and then backward ones that take no time end after sum C + (m - 1) max C.
+    problem = replace(problem, schedule="gpipe" if backward_s is None else schedule, tied=tied)
+    return solve_problem(problem, time_limit_s=time_limit_s, partitions=partitions)
 
 
-def solve(
+def solve_problem(
     problem: StageProblem, *, time_limit_s: float = 2.0, partitions: tuple[tuple[int, ...], ...] | None = None
 ) -> StageChoice | None:
     """Return the best plan found and a bound that holds for all plans, or None when nothing fits.
@@ -78,7 +116,7 @@ def solve_below(
 ) -> tuple[StageChoice | None, float]:
     """Return the best plan found that is faster than `beat_s` (None: any), and a bound for all plans.
 
-    Much faster than `solve` when there is no such plan: then (None, bound), the bound being `beat_s`
+    Much faster than `solve_problem` when there is no such plan: then (None, bound), the bound being `beat_s`
     unless the time limit came first, or infinite when nothing fits at all.
     """
     deadline = time.perf_counter() + time_limit_s
@@ -87,9 +125,9 @@ def solve_below(
     exact = to_exact(problem)
     base = exact.source.num_layers if problem.num_stages == 1 else 1  # one stage counts changes in the lowest digit
     limit = FAR if beat_s is None else base * math.floor(beat_s * exact.time_scale)
-    best = _Best(ticks=limit)
+    best = Best(ticks=limit)
     if problem.num_stages == 1:
-        lower = _solve_one_stage(exact, best, deadline if best.is_known else math.inf)
+        lower = solve_one_stage(exact, best, deadline if best.is_known else math.inf)
     else:
         lower = _solve_many_stages(exact, partitions, deadline, best)
     if best.plan is None:
@@ -119,8 +157,6 @@ def _ties(exact: Exact) -> list[int]:
     rows = [part[layer, both] for layer in (0, -1) for part in (exact.forward, exact.backward, exact.step)]
     rows += [part[layer, both] for layer in (0, -1) for part in (exact.transient, *exact.memory)]
     rows += [exact.tied_step[both], -exact.tied_saving[both]]
-    if exact.source.num_stages == 1:  # keep all, for the order among equals
-        return [int(s) for s in both]
     return sorted(int(s) for s in both[pareto_rows(np.stack(rows, axis=1), exact.layout[both])])
 
 
@@ -141,62 +177,11 @@ def _without_dominated(exact: Exact) -> Exact:
     return replace(exact, forward=forward)
 
 
-# One stage.
-
-
-def _solve_one_stage(exact: Exact, best: _Best, deadline: float) -> int:
-    """Solve P = 1 exactly; return the optimum, FAR when nothing fits, or a bound when `deadline` came first."""
-    lower = FAR
-    m = exact.source.num_micro_batches
-    allowed = exact.forward < FAR
-    clean = [np.where(allowed, part, 0) for part in (exact.forward, exact.backward, exact.step)]
-    base = exact.source.num_layers
-    cost = base * (m * (clean[0] + clean[1]) + clean[2])
-    made: dict[bytes, Switch] = {}
-    switches: list[Switch] = []
-    for layer in range(base):
-        moves = base * m * exact.switch[:, layer].sum(axis=0)
-        key = moves.tobytes()
-        if key not in made:
-            made[key] = group_switch(moves[np.ix_(exact.layout, exact.layout)])
-        switches.append(made[key])
-    for part in _parts(exact, None):
-        here = allowed.copy()
-        saving = 0
-        if part.tied >= 0:
-            ends = np.zeros(exact.forward.shape[1], bool)
-            ends[part.tied] = True
-            here[0] &= ends
-            here[-1] &= ends
-            saving = int(exact.tied_saving[part.tied])
-        layers = LayerProblem(
-            time=np.where(here, cost, FAR),
-            memory=np.where(here, exact.memory[0], FAR),
-            switches=tuple(switches),
-            changes_base=base,
-            budget=exact.budget[0] + saving,
-            deadline=deadline,
-        )
-        transients = np.where(here, exact.transient, FAR)
-        try:
-            plan = solve_intervals(layers, transients, best.ticks)
-        except OutOfTime:
-            lower = min(lower, relaxed_bound(layers, transients))
-            continue
-        if plan is None:
-            continue
-        found = plan_sums(layers, plan)[0]
-        strategies = tuple(int(s) for s in plan)
-        if found < best.ticks or (best.plan is not None and (found, strategies) < (best.ticks, best.plan[1])):
-            best.ticks, best.plan = found, ((0, base), strategies)
-    return min(lower, best.ticks)
-
-
 # Several stages.
 
 
 def _solve_many_stages(
-    exact: Exact, partitions: tuple[tuple[int, ...], ...] | None, deadline: float, best: _Best
+    exact: Exact, partitions: tuple[tuple[int, ...], ...] | None, deadline: float, best: Best
 ) -> int:
     """Solve each part, the promising ones first; return the bound over all."""
     start = time.perf_counter()
@@ -218,7 +203,7 @@ def _solve_many_stages(
 
 
 def _untied_first(
-    table: Table, parts: list[_Part], deadline: float, best: _Best
+    table: Table, parts: list[_Part], deadline: float, best: Best
 ) -> tuple[list[_Part], dict[tuple[int, ...] | None, int]]:
     """Bound tied problems by leaving first and last layer free; return the parts, likely ones first, and the bounds.
 
@@ -228,45 +213,39 @@ def _untied_first(
     ordered = parts
     for cut in dict.fromkeys(part.partition for part in parts):
         free = _Part(tied=-1, partition=cut)
-        cells = _cells(table, free)
+        cells = _cells(table, free, best.ticks)
         liked: list[int] = []
         while (way := _balanced(table, cells)) is not None:
             if all(cell.solved or table.settle(cell, -1) for cell in way):
                 liked = [int(cell.plan[at]) for cell, at in ((way[-1], -1), (way[0], 0)) if cell.plan is not None]
                 break
-            cells = _alive(table, cells, -1, FAR)
+            cells = _alive(table, cells, -1, best.ticks)
         if way is None:
-            relaxed[cut] = FAR
+            relaxed[cut] = best.ticks
             continue
         ordered = sorted(ordered, key=lambda part: part.tied not in liked)
         for part in ordered:
             if part.partition == cut and (not best.is_known or part.tied in liked):
-                _first_plan(table, part, _cells(table, part), best)
+                _first_plan(table, part, _cells(table, part, best.ticks), best)
         if best.is_known:
             relaxed[cut] = _solve_part(table, free, deadline, best)
     return ordered, relaxed
 
 
-def _cells(table: Table, part: _Part) -> Cells:
-    """Return the cells of a part in which something may fit."""
-    num_stages, num_layers = table.last_stage + 1, table.last_layer + 1
+def _cells(table: Table, part: _Part, limit: int = FAR) -> Cells:
+    """Return the cells of a part in which something may fit and that may be in a plan below `limit`."""
+    num_stages = table.last_stage + 1
     cells: Cells = [{} for _ in range(num_stages)]
+    if part.partition is None:
+        spans = possible_spans(table.exact, table.pipe, limit)
+    else:
+        spans = [[span] for span in pairwise(part.partition)]
     for stage in range(num_stages):
-        last = stage == num_stages - 1
-        if part.partition is not None:
-            spans = [(part.partition[stage], part.partition[stage + 1])]
-        else:
-            starts = [0] if stage == 0 else range(stage, num_layers - (num_stages - 1 - stage))
-            spans = [
-                (start, end)
-                for start in starts
-                for end in ([num_layers] if last else range(start + 1, num_layers - (num_stages - 2 - stage)))
-            ]
-        for start, end in spans:
+        for start, end in spans[stage]:
             cell = table.cell(stage, start, end, part.tied)
             if cell is not None:
                 cells[stage].setdefault(start, {})[end] = cell
-    return viable(table.pipe, cells, FAR)
+    return viable(table.pipe, cells, limit)
 
 
 def _alive(table: Table, cells: Cells, tied: int, limit: int) -> Cells:
@@ -304,11 +283,11 @@ def _balanced(table: Table, cells: Cells) -> list[Cell] | None:
     return best[0][2] if 0 in best else None
 
 
-def _solve_part(table: Table, part: _Part, deadline: float, best: _Best) -> int:
+def _solve_part(table: Table, part: _Part, deadline: float, best: Best) -> int:
     """Close the gap between the least bound of a part and the incumbent; return the bound reached."""
     value = 0
     try:
-        cells = _cells(table, part)
+        cells = _cells(table, part, best.ticks)
         if not best.is_known:
             cells = _first_plan(table, part, cells, best)
         while True:
@@ -334,14 +313,14 @@ def _solve_part(table: Table, part: _Part, deadline: float, best: _Best) -> int:
         return min(value, best.ticks)
 
 
-def _offer_rows(table: Table, part: _Part, cells: Cells, best: _Best) -> None:
+def _offer_rows(table: Table, part: _Part, cells: Cells, best: Best) -> None:
     """Offer the best plan that the rows in hand make."""
     known = least_bound(table, cells, best.ticks, tails=False)
     if known is not None:
         _offer(table, part, _plan_of_rows(table, known), best)
 
 
-def _refine(table: Table, part: _Part, way: Way, open_cells: list[Cell], best: _Best, deadline: float) -> bool:
+def _refine(table: Table, part: _Part, way: Way, open_cells: list[Cell], best: Best, deadline: float) -> bool:
     """Make the winner's tails sharper; return False when none can be."""
     unsolved = [cell for cell in open_cells if not cell.solved]
     for cell in unsolved:
@@ -356,7 +335,7 @@ def _refine(table: Table, part: _Part, way: Way, open_cells: list[Cell], best: _
     return bool(deeper)
 
 
-def _first_plan(table: Table, part: _Part, cells: Cells, best: _Best) -> Cells:
+def _first_plan(table: Table, part: _Part, cells: Cells, best: Best) -> Cells:
     """Find a plan on the most even cut that fits."""
     while True:
         cells = _alive(table, cells, part.tied, FAR)
@@ -371,7 +350,7 @@ def _first_plan(table: Table, part: _Part, cells: Cells, best: _Best) -> Cells:
             return cells
 
 
-def _close(table: Table, part: _Part, cells: Cells, value: int, deadline: float, best: _Best) -> int:
+def _close(table: Table, part: _Part, cells: Cells, value: int, deadline: float, best: Best) -> int:
     """List and simulate all ways below the incumbent; return the bound reached."""
     while True:
         cells = _alive(table, cells, part.tied, best.ticks)
@@ -442,7 +421,7 @@ def _simulated(table: Table, times: Ints) -> Ints:
     return np.asarray(simulate_many(source.schedule, forward, backward, step, source.num_micro_batches), np.int64)
 
 
-def _offer(table: Table, part: _Part, plan: Plan, best: _Best) -> bool:
+def _offer(table: Table, part: _Part, plan: Plan, best: Best) -> bool:
     """Simulate a plan that fits; keep it when it is better."""
     tied = part.tied
     if table.exact.source.tied and tied < 0:
@@ -456,12 +435,12 @@ def _offer(table: Table, part: _Part, plan: Plan, best: _Best) -> bool:
     return False
 
 
-def _try_cells(table: Table, part: _Part, cells: list[Cell], cuts: list[int], best: _Best, deadline: float) -> None:
+def _try_cells(table: Table, part: _Part, cells: list[Cell], cuts: list[int], best: Best, deadline: float) -> None:
     """Offer the cells' cheapest choices as one plan, then each stage's best choice given its neighbours'."""
     if any(cell.plan is None for cell in cells):
         return
     plan: Plan = (tuple(cuts), tuple(int(s) for cell in cells if cell.plan is not None for s in cell.plan))
-    here = _Best()
+    here = Best()
     if not _offer(table, part, plan, here):
         return
     for weights in ((0, 0), (table.pipe.num_micro_batches, 1)):
@@ -475,7 +454,7 @@ def _try_cells(table: Table, part: _Part, cells: list[Cell], cuts: list[int], be
         best.ticks, best.plan = here.ticks, here.plan
 
 
-def _improve(table: Table, part: _Part, stage: int, weights: tuple[int, int], here: _Best) -> None:
+def _improve(table: Table, part: _Part, stage: int, weights: tuple[int, int], here: Best) -> None:
     """Choose one stage again for its neighbours' layouts; (0, 0) weighs like the cell's key."""
     cuts, strategies = present(here.plan)
     start, end = cuts[stage], cuts[stage + 1]

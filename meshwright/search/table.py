@@ -15,11 +15,12 @@ from meshwright.cost.predict import report_sync_s
 from meshwright.cost.reshard import border_s, relayout_s
 from meshwright.search.problem import StageProblem
 from meshwright.search.space import is_considered
+from meshwright.search.wanted import Wanted
 from meshwright.spec.cluster import ClusterSpec
 from meshwright.spec.job import JobSpec
 from meshwright.spec.legality import why_illegal
 from meshwright.spec.mesh import Layout
-from meshwright.spec.model import LayerSpec, ModelSpec, TensorSpec, hands_on
+from meshwright.spec.model import BlockLayer, LayerSpec, ModelSpec, TensorSpec, hands_on
 from meshwright.spec.schedule import ScheduleName, in_flight
 from meshwright.spec.strategy import Strategy
 
@@ -38,6 +39,7 @@ class Setting:
     num_micro_batches: int
     micro_batch_samples: int
     schedule: ScheduleName
+    wanted: Wanted | None = None  # of all blocks
 
     @property
     def stage_devices(self) -> int:
@@ -95,6 +97,8 @@ def _layer_row(setting: Setting, layer: LayerSpec, candidates: tuple[Strategy, .
     keeps_logits = setting.schedule == "gpipe"
     for column, strategy in enumerate(candidates):
         if not is_considered(layer, strategy, schedule_keeps_logits=keeps_logits, tied=setting.model.tied_embedding):
+            continue
+        if setting.wanted is not None and isinstance(layer, BlockLayer) and not setting.wanted.allows(strategy):
             continue
         if why_illegal(layer, strategy, setting.micro_batch_samples) is not None:
             continue

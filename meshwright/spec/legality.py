@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from meshwright.spec.model import BlockLayer, LayerSpec
 from meshwright.spec.strategy import Strategy
 
@@ -21,11 +23,12 @@ def why_illegal_dp(strategy: Strategy, micro_batch_samples: int) -> str | None:
     return None
 
 
+@lru_cache(maxsize=4096)
 def why_illegal_tp(layer: LayerSpec, tp: int) -> str | None:
     """Return why tensor-parallel degree `tp` is impossible for `layer`, or None."""
     for name, size in _split_sizes(layer):
         if size % tp:
-            allowed = ", ".join(str(degree) for degree in range(1, size + 1) if size % degree == 0 and degree <= 4 * tp)
+            allowed = ", ".join(str(degree) for degree in range(1, min(size, 4 * tp) + 1) if size % degree == 0)
             return f"tp {tp} does not divide {name}={size}; allowed: {allowed}"
     return None
 

@@ -30,6 +30,7 @@ class MeshShape:
     inner: Inner
 
     @staticmethod
+    @lru_cache(maxsize=65536)
     def of(strategy: Strategy) -> MeshShape:
         return MeshShape(
             tp=strategy.tp,

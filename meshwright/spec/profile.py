@@ -80,12 +80,17 @@ class LayerSample(Sample):
 
     Measured in a stack of such layers, as a step runs them. `saved_bytes` is what autograd keeps
     of a forward pass, input included and parameters not; `transient_bytes` what is alive beside
-    it, at most, in the backward pass, without the parameters' gradients (0: not measured).
+    it, at most, in the backward pass, without the parameters' gradients. `met_forward_s`,
+    `met_backward_s`: a pass after which all ranks wait for the slowest of them, less what they
+    say to each other takes. (0: not measured.)
     """
 
     FIGURES: ClassVar[frozenset[str]] = frozenset(
-        {"forward_s", "backward_s", "saved_bytes", "transient_bytes", "spread", "repeats"}
-    )
+        {
+            "forward_s", "backward_s", "met_forward_s", "met_backward_s", "saved_bytes", "transient_bytes",
+            "spread", "repeats",
+        }
+    )  # fmt: skip
 
     layer: LayerSpec
     tp: PositiveInt
@@ -95,6 +100,8 @@ class LayerSample(Sample):
     busy_ranks: PositiveInt
     forward_s: Seconds
     backward_s: Seconds
+    met_forward_s: Seconds | Literal[0] = 0
+    met_backward_s: Seconds | Literal[0] = 0
     saved_bytes: Bytes = 0
     transient_bytes: Bytes = 0
 

@@ -26,6 +26,7 @@ class PhaseSeconds(Terms):
     """One pass of one micro-batch. `hidden_s` ran under compute and is not part of the total.
 
     `copy_s`: out of and into the flat buffers in which parameters are gathered and gradients reduced.
+    `wait_s`: ranks that talk to each other wait for the slowest of the moment (known from a profile only).
     """
 
     compute_s: NonNegativeFloat = 0.0
@@ -33,6 +34,7 @@ class PhaseSeconds(Terms):
     tp_s: NonNegativeFloat = 0.0
     zero_s: NonNegativeFloat = 0.0
     copy_s: NonNegativeFloat = 0.0
+    wait_s: NonNegativeFloat = 0.0
     relayout_s: NonNegativeFloat = 0.0
     border_s: NonNegativeFloat = 0.0
     hidden_s: NonNegativeFloat = 0.0
@@ -40,7 +42,14 @@ class PhaseSeconds(Terms):
     @property
     def total_s(self) -> float:
         return (
-            self.compute_s + self.recompute_s + self.tp_s + self.zero_s + self.copy_s + self.relayout_s + self.border_s
+            self.compute_s
+            + self.recompute_s
+            + self.tp_s
+            + self.zero_s
+            + self.copy_s
+            + self.wait_s
+            + self.relayout_s
+            + self.border_s
         )
 
 

@@ -51,6 +51,10 @@ def _priced(problem: StageProblem, boundaries: tuple[int, ...], plans: np.ndarra
             if layer:
                 r = plans[:, layer - 1]
                 sf, sb = problem.switch_forward_s, problem.switch_backward_s
+                if layer == boundaries[i] and problem.enter_forward_s is not None:
+                    sf = problem.enter_forward_s
+                if layer == boundaries[i] and problem.enter_backward_s is not None:
+                    sb = problem.enter_backward_s
                 f[:, i] += (sf[layer] if sf.ndim == 3 else sf)[r, s]
                 b[:, i] += (sb[layer] if sb.ndim == 3 else sb)[r, s]
             if layer == boundaries[i] and i:
@@ -148,6 +152,7 @@ def random_problem(seed: int) -> StageProblem:
         in_flight=in_flight,
         budget_bytes=budget,
         stage_step_s=np.round(rng.integers(0, high, stages) * float(rng.integers(0, 2))).astype(float),
+        enter_forward_s=switch() if rng.random() < 0.3 else None,
         num_micro_batches=m,
         schedule=schedule,
         tied=tied,

@@ -168,6 +168,11 @@ KEEPS = {
     "full": lambda plan: True,
     "base": lambda plan: is_even(plan),
     "galvatron": lambda plan: is_even(plan) and not recomputes(plan),
+    "biobj": lambda plan: not recomputes(plan) and not is_hybrid(plan),
+    "bmw": lambda plan: not is_hybrid(plan),
+    "deepspeed-3d": lambda plan: (
+        is_even(plan) and plan.num_stages == 2 and set(plan.strategies) == {Strategy(tp=2, dp_replicate=1)}
+    ),
     "3d": lambda plan: is_even(plan) and plan.is_uniform and not recomputes(plan) and not shards(plan),
     "uniform": lambda plan: is_even(plan) and len(set(plan.strategies[1:-1])) == 1,
     "dp+tp": lambda plan: plan.num_stages == 1 and not recomputes(plan) and not shards(plan),
@@ -185,6 +190,10 @@ def is_even(plan: Plan) -> bool:
 
 def recomputes(plan: Plan) -> bool:
     return any(strategy.recompute == "full" for strategy in plan.strategies)
+
+
+def is_hybrid(plan: Plan) -> bool:
+    return any(strategy.dp_replicate > 1 and strategy.dp_shard > 1 for strategy in plan.strategies)
 
 
 def shards(plan: Plan) -> bool:

@@ -15,8 +15,10 @@ from meshwright.search.space import (
     even_boundaries,
     find_space,
     is_considered,
+    rules_of,
     stage_counts,
     strategies,
+    with_rule,
 )
 from meshwright.spec.library import model
 from meshwright.spec.strategy import Strategy
@@ -44,7 +46,10 @@ PROMISES: dict[str, Callable[[Strategy], bool]] = {
     "full": lambda s: True,
     "base": lambda s: s.dp_replicate == 1 or s.dp_shard == 1,
     "galvatron": lambda s: s.recompute == "none" and (s.dp_replicate == 1 or s.dp_shard == 1),
+    "biobj": lambda s: s.recompute == "none" and (s.dp_replicate == 1 or s.dp_shard == 1),
+    "bmw": lambda s: s.dp_replicate == 1 or s.dp_shard == 1,
     "3d": lambda s: s.recompute == "none" and s.zero_stage == 0,
+    "deepspeed-3d": lambda s: s.recompute == "none" and s.zero_stage == 0 and s.tp == 2,
     "uniform": lambda s: True,
     "dp+tp": lambda s: s.recompute == "none" and s.zero_stage == 0,
     "dp+pp": lambda s: s.recompute == "none" and s.zero_stage == 0 and s.tp == 1,
@@ -70,6 +75,8 @@ def test_numbers_of_stages():
     assert stage_counts(SPACES["zero3"], 12, 50) == (1,)
     assert stage_counts(SPACES["pp"], 12, 50) == (12,)
     assert stage_counts(SPACES["pp"], 12, 11) == ()
+    assert stage_counts(SPACES["deepspeed-3d"], 12, 50) == (2,)
+    assert stage_counts(SPACES["deepspeed-3d"], 6, 50) == ()
 
 
 def test_recomputing_the_ends_is_not_considered():
@@ -106,3 +113,32 @@ def test_divisors():
 def test_an_unknown_space_is_one_line_with_the_known_ones():
     with pytest.raises(UserError, match="space: 'fastest' is not known; choose one of full, base"):
         find_space("fastest")
+
+
+def test_t3_can_be_switched():
+    full, bmw = SPACES["full"], SPACES["bmw"]
+    without = with_rule(bmw, "T3", on=False)
+    assert (without.name, rules_of(without)) == ("bmw without T3", ("T1", "T2", "M1"))
+    assert strategies(without, 12) == strategies(full, 12)
+    with_t3 = with_rule(full, "T3", on=True)
+    assert (with_t3.name, with_t3.partition, rules_of(with_t3)) == ("full with T3", "exact", ("T1", "T2", "T3"))
+    assert strategies(with_t3, 12) == strategies(bmw, 12)
+    assert with_rule(full, "T3", on=False) is full
+    assert with_rule(bmw, "T3", on=True) is bmw
+
+
+@pytest.mark.parametrize(
+    ("space", "rule", "says"),
+    [
+        ("full", "T1", "rule: T1 cannot be switched: a plan's stages are cut first, .*; only T3 can"),
+        ("full", "T2", "rule: T2 cannot be switched: a mesh has equal groups, .*; only T3 can"),
+        ("full", "M1", "rule: M1 cannot be switched: the runtime builds no other mesh; only T3 can"),
+        ("full", "T9", "rule: 'T9' is not known; T3 can be switched on or off"),
+        ("3d", "T3", "rule: T3 is about replicas and shards in one layer, and space 3d does not have both; use"),
+        ("zero3", "T3", "space zero3 does not have both"),
+    ],
+)
+@pytest.mark.parametrize("on", [True, False])
+def test_no_other_rule_can_be_switched(space: str, rule: str, says: str, on: bool):
+    with pytest.raises(UserError, match=says):
+        with_rule(SPACES[space], rule, on=on)

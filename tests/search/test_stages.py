@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise, product
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,7 +14,7 @@ from meshwright.search import rows
 from meshwright.search.bound import Pipe, bound_of
 from meshwright.search.problem import StageProblem, price
 from meshwright.search.shortfall import shortfall
-from meshwright.search.stages import solve
+from meshwright.search.stages import solve, solve_problem
 from tests.search.bruteforce import Plans, every_plan, random_problem
 
 
@@ -23,7 +25,7 @@ def best_time(plans: list[Plans]) -> float:
 def check(problem: StageProblem, plans: list[Plans], partitions: tuple[tuple[int, ...], ...] | None = None) -> bool:
     """Compare with enumeration; return whether something fits."""
     expected = best_time(plans)
-    found = solve(problem, time_limit_s=30.0, partitions=partitions)
+    found = solve_problem(problem, time_limit_s=30.0, partitions=partitions)
     if not np.isfinite(expected):
         assert found is None
         return False
@@ -63,7 +65,7 @@ def test_capped_rows_leave_a_valid_bound(monkeypatch: pytest.MonkeyPatch) -> Non
     for seed in range(4000, 4200):
         problem = random_problem(seed)
         expected = best_time(every_plan(problem))
-        found = solve(problem, time_limit_s=30.0)
+        found = solve_problem(problem, time_limit_s=30.0)
         assert (found is None) == (not np.isfinite(expected))
         if found is not None:
             assert found.lower_bound_s <= expected * (1 + 1e-12)
@@ -136,7 +138,7 @@ def llama_like(stages: int, m: int, **changes: object) -> StageProblem:
 @pytest.mark.parametrize(("stages", "m"), [(1, 16), (2, 16), (4, 32)])
 def test_larger_problems_keep_their_promises(stages: int, m: int) -> None:
     problem = llama_like(stages, m)
-    found = solve(problem, time_limit_s=1.0)
+    found = solve_problem(problem, time_limit_s=1.0)
     assert found is not None
     assert 0 <= found.gap < 0.03
     assert stages > 1 or found.gap == 0.0
@@ -145,15 +147,15 @@ def test_larger_problems_keep_their_promises(stages: int, m: int) -> None:
 
 
 def test_no_time_still_gives_a_plan() -> None:
-    found = solve(llama_like(4, 8), time_limit_s=0.0)
+    found = solve_problem(llama_like(4, 8), time_limit_s=0.0)
     assert found is not None
     assert found.lower_bound_s <= found.objective_s
 
 
 def test_even_partition_is_never_better() -> None:
     problem = llama_like(2, 16)
-    even = solve(problem, time_limit_s=1.0, partitions=((0, 17, 34),))
-    free = solve(problem, time_limit_s=1.0)
+    even = solve_problem(problem, time_limit_s=1.0, partitions=((0, 17, 34),))
+    free = solve_problem(problem, time_limit_s=1.0)
     assert even is not None
     assert free is not None
     assert even.boundaries == (0, 17, 34)
@@ -165,11 +167,77 @@ def test_switch_costs_must_follow_the_layout() -> None:
     table = problem.switch_forward_s.copy()
     table[0, 7] += 1e-3
     with pytest.raises(ValueError, match="layout"):
-        solve(replace(problem, switch_forward_s=table))
+        solve_problem(replace(problem, switch_forward_s=table))
 
 
 def test_more_stages_than_layers() -> None:
     problem = llama_like(2, 4)
     many = replace(problem, in_flight=np.ones(40, int), budget_bytes=np.full(40, 1e12), stage_step_s=np.zeros(40))
-    assert solve(many) is None
+    assert solve_problem(many) is None
     assert shortfall(many) is None
+
+
+PIPES = sorted((Path(__file__).resolve().parents[3] / "shared" / "solver" / "dev").glob("pipe_*.npz"))
+
+
+@pytest.mark.skipif(not PIPES, reason="the shared solver instances are absent")
+@pytest.mark.parametrize("path", PIPES, ids=lambda path: path.stem)
+def test_shared_pipelines_in_closed_form(path: Path) -> None:
+    data = np.load(path)
+    found = solve(
+        layer_s=data["time_s"],
+        states_bytes=data["state_mb"],
+        act_bytes=data["act_mb"],
+        switch_s=data["switch_s"],
+        border_s=0,
+        step_s=np.zeros_like(data["time_s"]),
+        in_flight=data["inflight"],
+        budget_bytes=data["budget_mb"],
+        num_micro_batches=int(data["n_microbatches"]),
+    )
+    expected = float(data["opt_objective_s"])
+    if not np.isfinite(expected):
+        assert found is None
+        return
+    assert found is not None
+    assert found.objective_s == pytest.approx(expected, rel=1e-9)
+    assert found.lower_bound_s == found.objective_s
+    assert len(found.stage_s) == len(found.stage_bytes) == len(data["inflight"])
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_arrays_in_closed_form_equal_enumeration(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    layers, count, stages, m = 4, int(rng.integers(1, 4)), int(rng.integers(1, 4)), int(rng.integers(1, 7))
+
+    def draw(*shape: int) -> np.ndarray:
+        return rng.integers(0, 5 if seed % 2 else 900, shape).astype(float)
+
+    seconds, once, states, act, transient = (draw(layers, count) for _ in range(5))
+    switch, border = draw(layers, count, count), draw(count, count) * float(rng.integers(0, 2))
+    in_flight, budget = np.array([stages - i for i in range(stages)]), draw(stages) + 3 * states.mean() + act.mean()
+    best = np.inf
+    for cuts in product(range(1, layers), repeat=stages - 1):
+        bounds = (0, *cuts, layers)
+        if any(low >= high for low, high in pairwise(bounds)):
+            continue
+        for plan in product(range(count), repeat=layers):
+            c, g, fits = [], [], True
+            for i, (low, high) in enumerate(pairwise(bounds)):
+                span = range(low, high)
+                c.append(sum(seconds[n, plan[n]] for n in span))
+                c[-1] += sum(switch[n, plan[n - 1], plan[n]] for n in span if n > low)
+                c[-1] += border[plan[low - 1], plan[low]] if i else 0.0
+                g.append(sum(once[n, plan[n]] for n in span))
+                held = sum(states[n, plan[n]] + in_flight[i] * act[n, plan[n]] for n in span)
+                fits &= held + max(transient[n, plan[n]] for n in span) <= budget[i]
+            if fits:
+                best = min(best, sum(c) + (m - 1) * max(c) + max(g))
+    found = solve(
+        layer_s=seconds, step_s=once, states_bytes=states, act_bytes=act, transient_bytes=transient, switch_s=switch,
+        border_s=border, in_flight=in_flight, budget_bytes=budget, num_micro_batches=m,
+    )  # fmt: skip
+    assert (found is None) == (not np.isfinite(best))
+    if found is not None:
+        assert found.objective_s == pytest.approx(best, rel=1e-9)
+        assert found.lower_bound_s == found.objective_s

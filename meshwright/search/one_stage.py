@@ -1,0 +1,226 @@
+"""One stage: its step is m (F + B) + g, one number a plan, so layers.py solves it exactly.
+
+Tied first and last layers make one problem for each strategy that they may share, and each is cut into bands of
+the largest transient of the layers between. A bound of every such part, by Lagrangian relaxation, comes first: the
+promising are solved, the rest is dropped.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshwright.search.labels import FAR, Floats, Ints, Switch, group_switch
+from meshwright.search.layers import (
+    LayerProblem,
+    OutOfTime,
+    least_multiplier,
+    plan_sums,
+    relaxed_bound,
+    solve_intervals,
+)
+from meshwright.search.problem import Exact
+
+Plan = tuple[tuple[int, ...], tuple[int, ...]]  # boundaries, strategies
+_FACTORS = (0.0, 0.25, 0.5, 0.7, 0.85, 1.0, 1.15, 1.35, 1.8, 3.0)  # around the multiplier of the ends left free
+_BANDS = 100
+_SLACK = 1e-12  # relative; floats bound, integers decide
+
+
+@dataclass(kw_only=True)
+class Best:
+    """The incumbent; `ticks` are seconds x the time scale of the problem."""
+
+    ticks: int = FAR
+    plan: Plan | None = None  # None while `ticks` is only what is to be beaten
+
+    @property
+    def is_known(self) -> bool:
+        """Return whether there is a time to beat."""
+        return self.ticks < FAR
+
+
+def solve_one_stage(exact: Exact, best: Best, deadline: float) -> int:
+    """Solve P = 1 exactly; return the optimum, FAR when nothing fits, or a bound when `deadline` came first."""
+    free = _free_problem(exact, deadline)
+    if not exact.source.tied:
+        return _solve(free, exact.transient, best)
+    parts = sorted(_parts(exact, free), key=lambda part: (part.bound, part.tied, part.low))
+    lower = best.ticks
+    for number, part in enumerate(parts):
+        if part.bound > best.ticks:
+            break
+        if time.perf_counter() > deadline and best.is_known:
+            return min(lower, *(rest.bound for rest in parts[number:]), best.ticks)
+        found = _solve(_tied(exact, free, part), np.maximum(exact.transient, part.low), best)
+        lower = min(lower, max(found, part.bound) if found < best.ticks else best.ticks)
+    return min(lower, best.ticks)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Part:
+    """The plans with `tied` at both ends and a largest transient between them of `low` to `high`."""
+
+    tied: int
+    low: int
+    high: int
+    bound: int
+
+
+def _solve(problem: LayerProblem, transient: Ints, best: Best) -> int:
+    """Improve `best`; return the optimum or what is to be beaten, whichever is less, or a bound at the deadline."""
+    transients = np.where(problem.time < FAR, transient, FAR)
+    try:
+        plan = solve_intervals(problem, transients, best.ticks)
+    except OutOfTime:
+        return min(relaxed_bound(problem, transients), best.ticks)
+    if plan is not None:
+        found = plan_sums(problem, plan)[0]
+        strategies = tuple(int(s) for s in plan)
+        if found < best.ticks or (best.plan is not None and (found, strategies) < (best.ticks, best.plan[1])):
+            best.ticks, best.plan = found, ((0, len(plan)), strategies)
+    return best.ticks
+
+
+def _free_problem(exact: Exact, deadline: float) -> LayerProblem:
+    m, base = exact.source.num_micro_batches, exact.source.num_layers
+    allowed = exact.forward < FAR
+    forward, backward, step = (np.where(allowed, part, 0) for part in (exact.forward, exact.backward, exact.step))
+    made: dict[bytes, Switch] = {}
+    switches: list[Switch] = []
+    for layer in range(base):
+        moves = base * m * exact.switch[:, layer].sum(axis=0)
+        key = moves.tobytes()
+        if key not in made:
+            made[key] = group_switch(moves[np.ix_(exact.layout, exact.layout)])
+        switches.append(made[key])
+    return LayerProblem(
+        time=np.where(allowed, base * (m * (forward + backward) + step), FAR),
+        memory=np.where(allowed, exact.memory[0], FAR),
+        switches=tuple(switches),
+        changes_base=base,
+        budget=exact.budget[0],
+        deadline=deadline,
+    )
+
+
+def _tied(exact: Exact, free: LayerProblem, part: _Part) -> LayerProblem:
+    """Return the problem of a part."""
+    allowed = (free.time < FAR) & (exact.transient <= part.high)
+    for end in (0, -1):
+        allowed[end] = np.arange(allowed.shape[1]) == part.tied
+    return replace(
+        free,
+        time=np.where(allowed, free.time, FAR),
+        memory=np.where(allowed, free.memory, FAR),
+        budget=free.budget + int(exact.tied_saving[part.tied]),
+    )
+
+
+def _ties(exact: Exact, free: LayerProblem) -> NDArray[np.intp]:
+    """Return the strategies that both ends may use, less those that another of the same layout is better than.
+
+    Strictly faster, so that it wins whatever changes of strategy are counted, and in need of no more memory.
+    """
+    both = np.flatnonzero((free.time[0] < FAR) & (free.time[-1] < FAR))
+    time = free.time[0, both] + free.time[-1, both]
+    memory = free.memory[0, both] + free.memory[-1, both] - exact.tied_saving[both]
+    transient = np.maximum(exact.transient[0, both], exact.transient[-1, both])
+    layout = exact.layout[both]
+    keep = [
+        not ((layout == layout[at]) & (time < time[at]) & (memory <= memory[at]) & (transient <= transient[at])).any()
+        for at in range(len(both))
+    ]
+    return both[np.array(keep, bool)]
+
+
+def _parts(exact: Exact, free: LayerProblem) -> Iterator[_Part]:
+    """Yield the parts in which something may fit, with their bounds."""
+    ties = _ties(exact, free)
+    if not len(ties):
+        return
+    inner = np.where(free.time < FAR, exact.transient, FAR)[1:-1]
+    multiplier = least_multiplier(free, np.where(free.time < FAR, exact.transient, FAR))
+    ends = np.maximum(exact.transient[0, ties], exact.transient[-1, ties])
+    for low, high in _bands(inner):
+        links = [_Links(exact, free, high, weights) for weights in _weights(multiplier)]
+        room = (free.budget + exact.tied_saving[ties] - np.maximum(ends, low)).astype(float)
+        bounds = np.full(len(ties), -np.inf)
+        for link in links[1:]:
+            value = link.through(ties) - link.weights[1] * room
+            bounds = np.maximum(bounds, value - (np.abs(value) + link.weights[1] * np.abs(room)) * _SLACK - 1)
+        fits = (links[0].through(ties) <= room + np.abs(room) * _SLACK + 1) & (bounds < FAR)
+        for tied, bound in zip(ties[fits].tolist(), np.floor(bounds[fits]).astype(np.int64).tolist(), strict=True):
+            yield _Part(tied=tied, low=low, high=high, bound=bound)
+
+
+def _weights(multiplier: float) -> list[tuple[float, float]]:
+    """Return weights of time and memory: memory alone first."""
+    return [(0.0, 1.0), *((1.0, factor * multiplier) for factor in _FACTORS)]
+
+
+def _bands(inner: Ints) -> list[tuple[int, int]]:
+    """Return bands (low, high) of what the largest transient between the ends may be."""
+    if not len(inner):
+        return [(0, FAR)]
+    values = np.unique(inner[inner < FAR])
+    values = values[values >= inner.min(axis=1).max()]
+    return [(int(band[0]), int(band[-1])) for band in np.array_split(values, min(len(values), _BANDS)) if len(band)]
+
+
+class _Links:
+    """Least weighted sums of time and memory over the layers between the ends, by the layouts of the ends.
+
+    Equal layers in a row are one min-plus power, by repeated squaring.
+    """
+
+    def __init__(self, exact: Exact, free: LayerProblem, highest: int, weights: tuple[float, float]) -> None:
+        self.exact, self.weights = exact, weights
+        allowed = (free.time < FAR) & (exact.transient <= highest)
+        allowed[[0, -1]] = free.time[[0, -1]] < FAR
+        time, memory = (np.where(allowed, part, 0).astype(float) for part in (free.time, free.memory))
+        self.node = np.where(allowed, weights[0] * time + weights[1] * memory, np.inf)
+        scale = weights[0] * exact.source.num_micro_batches * exact.source.num_layers
+        self.moves = scale * exact.switch.sum(axis=0).astype(float)  # [layer, layout, layout]
+        self.between = self._between()
+
+    def through(self, ties: NDArray[np.intp]) -> Floats:
+        """Return the least sums with each tie at both ends."""
+        at = self.exact.layout[ties]
+        sums: Floats = self.node[0, ties] + self.between[at, at] + self.node[-1, ties]
+        return sums
+
+    def _between(self) -> Floats:
+        count, classes = self.exact.num_layouts, self.exact.layer_class
+        chain = np.where(np.eye(count, dtype=bool), 0.0, np.inf)
+        layer = 1
+        while layer < len(classes) - 1:
+            length = 1
+            while layer + length < len(classes) - 1 and classes[layer + length] == classes[layer]:
+                length += 1
+            by_layout = [self.node[layer, self.exact.layout == one].min(initial=np.inf) for one in range(count)]
+            chain = _min_plus(chain, _power(self.moves[layer] + np.array(by_layout), length))
+            layer += length
+        return _min_plus(chain, self.moves[-1])
+
+
+def _min_plus(one: Floats, two: Floats) -> Floats:
+    product: Floats = (one[:, :, None] + two[None]).min(axis=1)
+    return product
+
+
+def _power(step: Floats, times: int) -> Floats:
+    """Return the min-plus product of `times` >= 1 equal steps."""
+    result: Floats | None = None
+    while True:
+        if times % 2:
+            result = step if result is None else _min_plus(result, step)
+        times //= 2
+        if not times:
+            assert result is not None  # noqa: S101 times was at least 1
+            return result
+        step = _min_plus(step, step)

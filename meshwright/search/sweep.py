@@ -1,0 +1,155 @@
+"""The sweep: every batch size, number of stages and number of micro-batches, each solved, cheapest bound first.
+
+For one batch size the objective is the step time, over several it is seconds per sample. Settings
+whose lower bound (task.py) cannot beat the best plan in hand are dropped unsolved, most of them before
+their costs are even tabulated.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from meshwright.search.answer import Request, Stopped, Tried
+from meshwright.search.task import Solved, Task, make_tasks
+
+Progress = Callable[[str], None]
+
+NUM_RUNNERS_UP = 5
+_LEAST_TIME_S = 0.05
+
+
+@dataclass(kw_only=True)
+class Sweep:
+    """What is known so far. `lower_per_sample_s` bounds all plans of the settings that were decided."""
+
+    request: Request
+    progress: Progress | None
+    deadline: float
+    tasks: list[Task]
+    plans: list[Solved] = field(default_factory=list[Solved])
+    lower_per_sample_s: float = math.inf
+    stopped: Stopped = ""
+    _outcomes: dict[Task, str] = field(default_factory=dict[Task, str])
+
+    @property
+    def best(self) -> Solved | None:
+        """Return the plan in hand."""
+        return min(self.plans, key=lambda plan: plan.score, default=None)
+
+    def run(self) -> None:
+        """Decide every setting, or stop at the deadline or at an interrupt once there is a plan."""
+        queue = [(task.order, task) for task in self.tasks]  # no two have the same order
+        heapq.heapify(queue)
+        while queue:
+            _, task = heapq.heappop(queue)
+            try:
+                again = self._decide(task)
+            except KeyboardInterrupt:
+                if self.best is None:
+                    raise
+                self.stopped, again = "interrupt", True
+            if again:
+                heapq.heappush(queue, (task.order, task))
+
+    def tried(self) -> tuple[Tried, ...]:
+        """Return what became of each setting, the promising ones first."""
+        return tuple(self._tried(task) for task in sorted(self.tasks, key=lambda task: task.order))
+
+    def runners_up(self, best: Solved) -> list[Solved]:
+        """Return a plan for each of the most promising other settings, best first.
+
+        Mostly the best of one strategy for all blocks: for comparison, not claimed to be the best of its setting.
+        """
+        others: dict[Task, Solved] = {}
+        for plan in sorted([*self.plans, *self._uniform_plans(best)], key=lambda plan: plan.score):
+            if plan.task is not best.task:
+                others.setdefault(plan.task, plan)
+        return list(others.values())[:NUM_RUNNERS_UP]
+
+    def _decide(self, task: Task) -> bool:
+        """Build or solve a task, or drop it; return whether it has to come again."""
+        best = self.best
+        if best is not None and not self.stopped and time.perf_counter() > self.deadline:
+            self.stopped = "time limit"
+        if best is not None and task.bound_s >= best.per_sample_s * task.batch:
+            self._outcomes[task] = "cannot beat the best plan"
+        elif self.stopped:
+            self.lower_per_sample_s = min(self.lower_per_sample_s, task.bound_s / task.batch)
+            self._outcomes[task] = f"not solved: {self.stopped}"
+        elif task.problem is None:
+            return self._build(task)
+        elif self.request.space.uniform:
+            self._outcomes[task] = "cannot beat the best plan" if best is not None else "does not fit in memory"
+        else:
+            self._solve(task, best)
+        return False
+
+    def _build(self, task: Task) -> bool:
+        """Tabulate costs; the best uniform plan is the first to beat, so no uniform plan is better than the answer."""
+        self._tell("tabulated", task)
+        task.build()
+        if math.isinf(task.bound_s):  # some layer can use no strategy
+            self.tasks.remove(task)
+            return False
+        if self.request.space.partition in ("exact", "even"):  # uniform plans have even stages
+            uniform = task.best_uniform()
+            if uniform is not None:
+                self.plans.append(uniform)
+        return True
+
+    def _solve(self, task: Task, best: Solved | None) -> None:
+        self._tell("solved", task)
+        left_s = max(_LEAST_TIME_S, self.deadline - time.perf_counter())
+        solved, bound_s = task.solve(None if best is None else best.per_sample_s, left_s)
+        # Stopped by the time limit, the solver may know less than the quick bound.
+        self.lower_per_sample_s = min(self.lower_per_sample_s, max(bound_s, task.bound_s) / task.batch)
+        if solved is not None:
+            self.plans.append(solved)
+            self._outcomes[task] = "solved"
+        else:
+            self._outcomes[task] = (
+                "does not fit in memory" if math.isinf(bound_s) else "has no plan that beats the best"
+            )
+
+    def _uniform_plans(self, best: Solved) -> Iterator[Solved]:
+        """Yield uniform plans of settings that were dropped before they were built, until there are enough."""
+        missing = NUM_RUNNERS_UP + 1 - len({plan.task for plan in self.plans})
+        unbuilt = sorted((task for task in self.tasks if task.problem is None), key=lambda task: task.order)
+        if self.stopped or self.request.space.partition not in ("exact", "even"):
+            return
+        for task in unbuilt[: 2 * missing]:
+            task.build()
+            uniform = task.best_uniform() if math.isfinite(task.bound_s) else None
+            if uniform is not None:
+                yield uniform
+
+    def _tell(self, what: str, task: Task) -> None:
+        if self.progress is not None:
+            decided, best = len(self._outcomes), self.best
+            so_far = (
+                "" if best is None else f"; best so far {best.choice.objective_s:.4g} s with batch {best.task.batch}"
+            )
+            self.progress(f"{decided} of {len(self.tasks)} settings decided; {what}: {task.describe()}{so_far}")
+
+    def _tried(self, task: Task) -> Tried:
+        times = [plan.choice.objective_s for plan in self.plans if plan.task is task]
+        return Tried(
+            global_batch_size=task.batch,
+            num_stages=task.setting.num_stages,
+            num_micro_batches=task.setting.num_micro_batches,
+            bound_s=task.bound_s,
+            step_s=min(times, default=None),
+            outcome=self._outcomes.get(task, "cannot beat the best plan"),
+        )
+
+
+def sweep(request: Request, batches: tuple[int, ...], progress: Progress | None) -> Sweep:
+    """Return the settings of these batch sizes, decided."""
+    deadline = time.perf_counter() + request.time_limit_s
+    found = Sweep(request=request, progress=progress, deadline=deadline, tasks=list(make_tasks(request, batches)))
+    found.run()
+    return found
