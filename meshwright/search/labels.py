@@ -7,6 +7,7 @@ int64 in the finest decimal unit (femtoseconds where it fits) in which no sum of
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, TypeVar
 
 import numpy as np
@@ -19,6 +20,7 @@ _T = TypeVar("_T")
 
 FAR = 1 << 60  # "not allowed"; every real sum stays below LIMIT, so FAR + FAR does not overflow
 LIMIT = float(1 << 59)
+_LARGEST = 1 << 62
 
 
 def present(value: _T | None) -> _T:
@@ -46,9 +48,12 @@ def pareto(group: NDArray[np.intp], time: Ints, memory: Ints) -> NDArray[np.intp
     if not len(time):
         return np.zeros(0, np.intp)
     order = np.lexsort((time, memory, group))
-    rank = np.unique(time[order], return_inverse=True)[1].reshape(-1)
+    least, last = int(time.min()), int(group.max())
+    rank, size = time[order] - least, int(time.max()) - least + 1
+    if size * (last + 1) > _LARGEST:
+        rank, size = np.unique(rank, return_inverse=True)[1].reshape(-1), len(time)
     # Later groups get smaller keys, so that the running minimum starts afresh with each group.
-    key = (int(group.max()) - group[order]) * len(time) + rank
+    key = (last - group[order]) * size + rank
     lowest = np.minimum.accumulate(key)
     keep = np.ones(len(order), bool)
     keep[1:] = key[1:] < lowest[:-1]
@@ -93,6 +98,38 @@ class Switch:
     entry_group: NDArray[np.intp]  # [b]
     cost: Ints  # [exit group, entry group]
     own: Ints  # [a] cost[a, a]
+
+    def leaving(self, values: Floats) -> Floats:
+        """Return the least of `values` [.., a] by exit group: [.., exit group]."""
+        return _least_by(values, *self._by_exit)
+
+    def entering(self, values: Floats) -> Floats:
+        """Return the least of `values` [.., b] by entry group: [.., entry group]."""
+        return _least_by(values, *self._by_entry)
+
+    @cached_property
+    def floats(self) -> Floats:
+        """The costs, infinite where they are FAR."""
+        return np.where(self.cost < FAR, self.cost.astype(float), np.inf)
+
+    @cached_property
+    def _by_exit(self) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+        return _sorted_groups(self.exit_group, self.cost.shape[0])
+
+    @cached_property
+    def _by_entry(self) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+        return _sorted_groups(self.entry_group, self.cost.shape[1])
+
+
+def _sorted_groups(group: NDArray[np.intp], count: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """Return members by group, and where each group starts; an empty group is not allowed."""
+    order = np.argsort(group, kind="stable")
+    return order, np.searchsorted(group[order], np.arange(count))
+
+
+def _least_by(values: Floats, order: NDArray[np.intp], starts: NDArray[np.intp]) -> Floats:
+    least: Floats = np.minimum.reduceat(values[..., order], starts, axis=-1)
+    return least
 
 
 def group_switch(cost: Ints) -> Switch:

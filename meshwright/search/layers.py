@@ -27,6 +27,10 @@ from numpy.typing import ArrayLike, NDArray
 from meshwright.search.labels import FAR, Floats, Ints, Switch, decimal_scale, group_switch, pareto, to_ints
 
 _SLACK = 1e-12  # relative; floats bound, integers decide
+_CROSSINGS = 3
+_GRIDS, _GRID = 2, 4.0 ** np.arange(-7.0, 6.0)
+_BETWEEN: Floats = np.linspace(0.0, 1.0, len(_GRID) + 2)[1:-1]
+_FIRST_GAP, _FEW_MOVES, _FEW_PAIRS = 1e-3, 2000, 20_000
 _PER_LAYER = 3  # dimensions of a switch table with an entry for each layer
 
 
@@ -225,7 +229,7 @@ def least_multiplier(problem: LayerProblem, transients: Ints) -> float:
 def _relaxed_dual(problem: LayerProblem, transients: Ints) -> tuple[float, int, list[float]] | None:
     values = transients[transients < FAR]
     bottom = _least_transient(transients)
-    return _dual(_limited(problem, transients, bottom, int(values.max())), FAR) if bottom < FAR else None
+    return _dual(_limited(problem, transients, bottom, int(values.max()))) if bottom < FAR else None
 
 
 def _least_transient(transients: Ints) -> int:
@@ -260,7 +264,7 @@ def solve_intervals(problem: LayerProblem, transients: Ints, limit: int = FAR) -
 
 def _solve_additive(problem: LayerProblem, limit: int) -> tuple[int, NDArray[np.intp]] | None:
     """Return the best (time, strategies) with time <= limit, or None."""
-    dual = _dual(problem, limit)
+    dual = _dual(problem)
     if dual is None:
         return None
     lower, upper, multipliers = dual
@@ -269,9 +273,11 @@ def _solve_additive(problem: LayerProblem, limit: int) -> tuple[int, NDArray[np.
         return None
     bound = prefix_bounds(problem, np.array(multipliers))
     through = _least_through(problem, bound)
-    gap = max(3e-4 * abs(lower), float(problem.changes_base))
+    gap = max(_FIRST_GAP * abs(lower), float(problem.changes_base))
     while True:
         threshold = min(upper, int(lower + gap) + 1)
+        if upper - threshold < 2 * gap:  # the plan in hand is near: no second pass
+            threshold = upper
         labels = _all_labels(_reduced(problem, bound, through, threshold), bound, threshold)
         if len(labels[0].time):
             return int(labels[0].time.min()), _read_plan(problem, labels)
@@ -280,8 +286,22 @@ def _solve_additive(problem: LayerProblem, limit: int) -> tuple[int, NDArray[np.
         gap *= 4
 
 
-def _relaxed(problem: LayerProblem, weights: tuple[float, float]) -> tuple[int, int, float] | None:
-    """Return (time, memory, value) of the plan with the least weighted sum, or None when no plan is allowed."""
+@dataclass(frozen=True, kw_only=True)
+class _Relaxed:
+    """The plan with the least weighted sum of time and memory, and that sum."""
+
+    plan: NDArray[np.intp]
+    time: int
+    memory: int
+    value: float
+
+    @property
+    def point(self) -> tuple[int, int]:
+        return self.time, self.memory
+
+
+def _relaxed(problem: LayerProblem, weights: tuple[float, float]) -> _Relaxed | None:
+    """Return it, or None when no plan is allowed; the weight of time is 1 or 0."""
     time_weight, memory_weight = weights
     cost = np.where(
         problem.time < FAR,
@@ -291,24 +311,23 @@ def _relaxed(problem: LayerProblem, weights: tuple[float, float]) -> tuple[int, 
     value, arrows = cost[-1], [np.zeros(0, np.intp)] * len(cost)
     for layer in range(len(cost) - 1, 0, -1):
         switch = problem.switches[layer]
-        moves = np.where(switch.cost < FAR, time_weight * switch.cost.astype(float), np.inf)
-        entry = np.full(moves.shape[1], np.inf)
-        np.minimum.at(entry, switch.entry_group, value)
+        moves = switch.floats if time_weight else np.where(np.isfinite(switch.floats), 0.0, np.inf)
         order = np.lexsort((-value, switch.entry_group))  # the last of each group wins the assignment below
         best_of = np.zeros(moves.shape[1], np.intp)
         best_of[switch.entry_group[order]] = order
-        total = moves + entry[None, :]
+        total = moves + value[best_of][None, :]
         chosen = total.argmin(axis=1)
         arrows[layer] = best_of[chosen][switch.exit_group]
         value = cost[layer - 1] + total[np.arange(len(total)), chosen][switch.exit_group]
     at = int(value.argmin())
     if not np.isfinite(value[at]):
         return None
-    plan = [at]
+    steps = [at]
     for layer in range(1, len(cost)):
-        plan.append(int(arrows[layer][plan[-1]]))
-    time, memory = plan_sums(problem, np.array(plan))
-    return time, memory, float(value[at])
+        steps.append(int(arrows[layer][steps[-1]]))
+    plan = np.array(steps)
+    time, memory = plan_sums(problem, plan)
+    return _Relaxed(plan=plan, time=time, memory=memory, value=float(value[at]))
 
 
 def plan_sums(problem: LayerProblem, plan: NDArray[np.intp]) -> tuple[int, int]:
@@ -324,37 +343,68 @@ def plan_sums(problem: LayerProblem, plan: NDArray[np.intp]) -> tuple[int, int]:
     return time, int(problem.memory[rows, plan].sum())
 
 
-def _dual(problem: LayerProblem, limit: int) -> tuple[float, int, list[float]] | None:
+def _dual(problem: LayerProblem) -> tuple[float, int, list[float]] | None:
     """Maximise min(time + lam * (memory - budget)) over lam; return (bound, time of a plan that fits, multipliers)."""
     fastest = _relaxed(problem, (1.0, 0.0))
-    smallest = _relaxed(problem, (0.0, 1.0))
-    if fastest is None or smallest is None or smallest[1] > problem.budget:
+    if fastest is None:
         return None
-    if fastest[1] <= problem.budget:
-        return fastest[2], fastest[0], [0.0]
-    upper, lower = smallest[0], fastest[2]
-    heavy, light = fastest[:2], smallest[:2]
-    best = 0.0
-    for _ in range(40):
-        lam = (light[0] - heavy[0]) / (heavy[1] - light[1])
-        if lam <= 0:
-            break
-        found = _relaxed(problem, (1.0, lam))
-        if found is None:  # the same plans are allowed as for the other weights
-            break
-        value = found[2] - lam * problem.budget
-        if value > lower:
-            lower, best = value, lam
-        if found[1] <= problem.budget:
-            upper = min(upper, found[0])
-        line = heavy[0] + lam * heavy[1]
-        if found[:2] in (heavy, light) or found[2] >= line * (1 - 1e-13) or lower > limit * (1 + _SLACK):
-            break
-        if found[1] > problem.budget:
-            heavy = found[:2]
-        else:
-            light = found[:2]
+    if fastest.memory <= problem.budget:
+        return fastest.value, fastest.time, [0.0]
+    smallest = _relaxed(problem, (0.0, 1.0))
+    if smallest is None or smallest.memory > problem.budget:
+        return None
+    lower, best, heavy, light = _best_multiplier(problem, fastest, smallest)
+    upper = min(smallest.time, light.time, _crossed(problem, heavy.plan, light.plan))
     return lower, upper, [0.0, best / 3, best, best * 3] if best else [0.0]
+
+
+def _best_multiplier(
+    problem: LayerProblem, fastest: _Relaxed, smallest: _Relaxed
+) -> tuple[float, float, _Relaxed, _Relaxed]:
+    """Return the best bound, its multiplier, and the plans on both sides of the budget: one too large, one that fits.
+
+    The bound is concave in the multiplier: whole grids of them are tried in one pass over the layers, each between
+    the neighbours of the best before. The first spans slopes from far below to far above that of the two plans.
+    """
+    lower, best, heavy, light = fastest.value, 0.0, fastest, smallest
+    slope = (light.time - heavy.time) / (heavy.memory - light.memory)
+    if slope <= 0:
+        return lower, best, heavy, light
+    grid, low, high = slope * _GRID, 0.0, 0.0
+    for _ in range(_GRIDS):
+        values = suffix_sums(problem, grid)[:-1, 0].min(axis=1) - grid * problem.budget
+        at = int(values.argmax())
+        if values[at] > lower:
+            lower, best = float(values[at]), float(grid[at])
+        low = float(grid[at - 1]) if at else 0.0
+        high = float(grid[min(at + 1, len(grid) - 1)])
+        grid = low + (high - low) * _BETWEEN
+    for multiplier in (low, high, best):
+        found = _relaxed(problem, (1.0, multiplier))
+        if found is not None and found.memory > problem.budget:
+            heavy = min(heavy, found, key=lambda one: one.memory)
+        elif found is not None:
+            light = min(light, found, key=lambda one: one.time)
+    return lower, best, heavy, light
+
+
+def _crossed(problem: LayerProblem, heavy: NDArray[np.intp], light: NDArray[np.intp]) -> int:
+    """Return the least time of a plan that fits and begins as one of two and ends as the other; FAR: none does.
+
+    Both are best for one multiplier, but only one fits: between them lie plans that nearly fill the budget.
+    """
+    rows = np.arange(len(heavy))
+    best = FAR
+    for first, second in ((heavy, light), (light, heavy)):
+        memory = np.concatenate([[0], np.cumsum(problem.memory[rows, first])])
+        rest = problem.memory[rows, second]
+        after = int(rest.sum()) - np.concatenate([[0], np.cumsum(rest)])
+        fitting = np.flatnonzero(memory + after <= problem.budget)
+        gain = np.cumsum(problem.time[rows, first] - problem.time[rows, second])
+        value = np.concatenate([[0], gain])[fitting]
+        for at in fitting[np.argsort(value, kind="stable")[:_CROSSINGS]]:  # switches decide between the best
+            best = min(best, plan_sums(problem, np.concatenate([first[:at], second[at:]]))[0])
+    return best
 
 
 def _change(problem: LayerProblem) -> int:
@@ -371,13 +421,8 @@ def prefix_bounds(problem: LayerProblem, multipliers: Floats) -> PrefixBound:
     prefix = np.zeros_like(cost)
     for layer in range(1, len(time)):
         switch = problem.switches[layer]
-        before = prefix[:, layer - 1] + cost[:, layer - 1]
-        leaving = np.stack(
-            [before[:, switch.exit_group == group].min(axis=1) for group in range(len(switch.cost))], axis=1
-        )
-        moves = np.where(switch.cost < FAR, switch.cost.astype(float), np.inf)
-        total = np.where(np.isfinite(moves), weight[:, None, None] * np.where(np.isfinite(moves), moves, 0), np.inf)
-        prefix[:, layer] = (leaving[:, :, None] + total).min(axis=1)[:, switch.entry_group]
+        leaving = switch.leaving(prefix[:, layer - 1] + cost[:, layer - 1])
+        prefix[:, layer] = (leaving[:, :, None] + _weighted(switch, weight)).min(axis=1)[:, switch.entry_group]
     return PrefixBound(multipliers=multipliers, prefix=prefix[:-1], prefix_memory=prefix[-1])
 
 
@@ -391,18 +436,21 @@ def suffix_sums(problem: LayerProblem, multipliers: Floats) -> Floats:
     """Return [lam, layer, strategy]: least sums from a layer, under a strategy, to the end; the last row: memory."""
     allowed = problem.time < FAR
     scale = np.append(multipliers, 1.0)[:, None, None]
-    weight = np.append(np.ones(len(multipliers)), 0.0)[:, None, None]
-    suffix = np.where(allowed, weight * problem.time.astype(float) + scale * problem.memory.astype(float), np.inf)
+    weight = np.append(np.ones(len(multipliers)), 0.0)
+    suffix = np.where(
+        allowed, weight[:, None, None] * problem.time.astype(float) + scale * problem.memory.astype(float), np.inf
+    )
     for layer in range(len(problem.time) - 2, -1, -1):
         switch = problem.switches[layer + 1]
-        after = suffix[:, layer + 1]
-        entering = np.stack(
-            [after[:, switch.entry_group == group].min(axis=1) for group in range(switch.cost.shape[1])], axis=1
-        )
-        legal = switch.cost < FAR
-        moves = np.where(legal, weight * np.where(legal, switch.cost, 0).astype(float), np.inf)
-        suffix[:, layer] += (moves + entering[:, None, :]).min(axis=2)[:, switch.exit_group]
+        entering = switch.entering(suffix[:, layer + 1])
+        suffix[:, layer] += (_weighted(switch, weight) + entering[:, None, :]).min(axis=2)[:, switch.exit_group]
     return suffix
+
+
+def _weighted(switch: Switch, weight: Floats) -> Floats:
+    """Return [weight, exit group, entry group]; a weight is 1, or 0 for what takes no memory."""
+    finite = np.isfinite(switch.floats)
+    return np.where(finite, weight[:, None, None] * np.where(finite, switch.floats, 0.0), np.inf)
 
 
 def _reduced(problem: LayerProblem, bound: PrefixBound, through: Floats, threshold: int) -> LayerProblem:
@@ -421,8 +469,34 @@ def _all_labels(problem: LayerProblem, bound: PrefixBound, threshold: int) -> li
     for layer in range(num_layers - 2, -1, -1):
         if time.perf_counter() > problem.deadline:
             raise OutOfTime
-        labels.append(_kept(problem, bound, threshold, layer, _candidates(problem, layer, labels[-1])))
+        if len(labels[-1].time) * np.count_nonzero(problem.time[layer] < FAR) <= _FEW_PAIRS:
+            labels.append(_extended(problem, bound, threshold, layer, labels[-1]))
+        else:
+            labels.append(_kept(problem, bound, threshold, layer, _candidates(problem, layer, labels[-1])))
     return labels[::-1]
+
+
+def _extended(problem: LayerProblem, bound: PrefixBound, threshold: int, layer: int, later: _Labels) -> _Labels:
+    """Put every choice of layer `layer` before every label of layer + 1; drop as `_kept` does."""
+    switch = problem.switches[layer + 1]
+    here = np.flatnonzero(problem.time[layer] < FAR)
+    moves = switch.cost[switch.exit_group[here][:, None], switch.entry_group[later.strategy][None, :]]
+    if _change(problem):
+        moves = moves + (here[:, None] != later.strategy[None, :])
+    time = moves + problem.time[layer, here][:, None] + later.time[None, :]
+    memory = problem.memory[layer, here][:, None] + later.memory[None, :]
+    slack = _SLACK * abs(problem.budget)
+    keep = memory + bound.prefix_memory[layer, here][:, None] <= problem.budget + slack
+    over = memory - float(problem.budget)
+    for number, multiplier in enumerate(bound.multipliers.tolist()):
+        room = threshold + _SLACK * (abs(threshold) + multiplier * float(problem.budget)) + 1
+        keep &= time + multiplier * over <= (room - bound.prefix[number, layer, here])[:, None]
+    if layer == 0:  # complete: integers decide
+        keep &= (memory <= problem.budget) & (time <= threshold)
+    choice, at = np.nonzero(keep)
+    strategy, time, memory = here[choice], time[choice, at], memory[choice, at]
+    order = pareto(strategy, time, memory)
+    return _Labels(strategy=strategy[order], time=time[order], memory=memory[order])
 
 
 def _last_labels(problem: LayerProblem) -> _Labels:
@@ -453,7 +527,8 @@ def _candidates(problem: LayerProblem, layer: int, later: _Labels) -> _Labels:
     """Put layer `layer` before the labels of layer + 1: through the switch groups, or with an unchanged strategy."""
     switch = problem.switches[layer + 1]
     entry = switch.entry_group[later.strategy]
-    first = pareto(entry, later.time, later.memory)
+    few = len(entry) * len(switch.cost) <= _FEW_MOVES
+    first = np.arange(len(entry)) if few else pareto(entry, later.time, later.memory)
     moves = switch.cost[:, entry[first]]  # [exit group, label]
     group, at = np.nonzero(moves < FAR)
     time, memory = later.time[first][at] + moves[group, at] + _change(problem), later.memory[first][at]

@@ -169,7 +169,9 @@ def _bands(inner: Ints) -> list[tuple[int, int]]:
         return [(0, FAR)]
     values = np.unique(inner[inner < FAR])
     values = values[values >= inner.min(axis=1).max()]
-    return [(int(band[0]), int(band[-1])) for band in np.array_split(values, min(len(values), _BANDS)) if len(band)]
+    if not len(values):  # some layer can use no strategy
+        return []
+    return [(int(band[0]), int(band[-1])) for band in np.array_split(values, min(len(values), _BANDS))]
 
 
 class _Links:
