@@ -21,6 +21,7 @@ _T = TypeVar("_T")
 FAR = 1 << 60  # "not allowed"; every real sum stays below LIMIT, so FAR + FAR does not overflow
 LIMIT = float(1 << 59)
 _LARGEST = 1 << 62
+_FEW = 32
 
 
 def present(value: _T | None) -> _T:
@@ -74,20 +75,31 @@ def pareto_rows(values: NDArray[Any], group: NDArray[np.intp] | None = None) -> 
 
 
 def _staircase(rows: NDArray[Any], block: int = 256) -> NDArray[np.intp]:
-    """Return the non-dominated of lexicographically sorted rows; a row can only be beaten by an earlier one."""
+    """Return the non-dominated of lexicographically sorted rows; a row can only be beaten by an earlier one.
+
+    Column by column, and not the first: of an earlier row it is never larger.
+    """
+    columns = np.ascontiguousarray(rows.T[1:] if rows.shape[1] > 1 else rows.T)
     rest = np.arange(len(rows))
     kept: list[NDArray[np.intp]] = []
     while len(rest):
         head, rest = rest[:block], rest[block:]
-        beats = (rows[head][:, None, :] <= rows[head][None, :, :]).all(axis=2)
-        head = head[~np.triu(beats, 1).any(axis=0)]
+        head = head[~np.triu(_beats(columns, head, head), 1).any(axis=0)]
         kept.append(head)
-        for at in range(0, len(head), 32):
+        for at in range(0, len(head), _FEW):
             if not len(rest):
                 break
-            lower = (rows[head[at : at + 32]][:, None, :] <= rows[rest][None, :, :]).all(axis=2)
-            rest = rest[~lower.any(axis=0)]
+            rest = rest[~_beats(columns, head[at : at + _FEW], rest).any(axis=0)]
     return np.concatenate(kept) if kept else np.zeros(0, np.intp)
+
+
+def _beats(columns: NDArray[Any], one: NDArray[np.intp], two: NDArray[np.intp]) -> NDArray[np.bool_]:
+    """Return [one, two]: whether the first is not larger in any column."""
+    first, *others = columns
+    found: NDArray[np.bool_] = first[one][:, None] <= first[two][None, :]
+    for column in others:
+        found &= column[one][:, None] <= column[two][None, :]
+    return found
 
 
 @dataclass(frozen=True, kw_only=True)
