@@ -30,7 +30,8 @@ _SLACK = 1e-12  # relative; floats bound, integers decide
 _CROSSINGS = 3
 _GRIDS, _GRID = 2, 4.0 ** np.arange(-7.0, 6.0)
 _BETWEEN: Floats = np.linspace(0.0, 1.0, len(_GRID) + 2)[1:-1]
-_FIRST_GAP, _FEW_MOVES, _FEW_PAIRS = 1e-3, 2000, 20_000
+_FIRST_GAP, _USUAL_CHOICES = 1e-3, 1000
+_FEW_MOVES, _FEW_PAIRS = 2000, 20_000
 _PER_LAYER = 3  # dimensions of a switch table with an entry for each layer
 
 
@@ -273,7 +274,9 @@ def _solve_additive(problem: LayerProblem, limit: int) -> tuple[int, NDArray[np.
         return None
     bound = prefix_bounds(problem, np.array(multipliers))
     through = _least_through(problem, bound)
-    gap = max(_FIRST_GAP * abs(lower), float(problem.changes_base))
+    # The more choices, the nearer the best plan is to the bound, and the more labels lie between.
+    share = _FIRST_GAP * min(1.0, _USUAL_CHOICES / np.count_nonzero(problem.time < FAR))
+    gap = max(share * abs(lower), float(problem.changes_base))
     while True:
         threshold = min(upper, int(lower + gap) + 1)
         if upper - threshold < 2 * gap:  # the plan in hand is near: no second pass

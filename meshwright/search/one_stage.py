@@ -1,8 +1,8 @@
 """One stage: its step is m (F + B) + g, one number a plan, so layers.py solves it exactly.
 
-Tied first and last layers make one problem for each strategy that they may share, and each is cut into bands of
-the largest transient of the layers between. A bound of every such part, by Lagrangian relaxation, comes first: the
-promising are solved, the rest is dropped.
+The plans are cut into bands by the largest transient of the layers between first and last, and where these are tied by
+the strategy that they share. A bound of every such part, by Lagrangian relaxation, comes first: the promising are
+solved, the rest is dropped.
 """
 
 from __future__ import annotations
@@ -47,8 +47,6 @@ class Best:
 def solve_one_stage(exact: Exact, best: Best, deadline: float) -> int:
     """Solve P = 1 exactly; return the optimum, FAR when nothing fits, or a bound when `deadline` came first."""
     free = _free_problem(exact, deadline)
-    if not exact.source.tied:
-        return _solve(free, exact.transient, best)
     parts = sorted(_parts(exact, free), key=lambda part: (part.bound, part.tied, part.low))
     lower = best.ticks
     for number, part in enumerate(parts):
@@ -56,14 +54,14 @@ def solve_one_stage(exact: Exact, best: Best, deadline: float) -> int:
             break
         if time.perf_counter() > deadline and best.is_known:
             return min(lower, *(rest.bound for rest in parts[number:]), best.ticks)
-        found = _solve(_tied(exact, free, part), np.maximum(exact.transient, part.low), best)
+        found = _solve(_restricted(exact, free, part), np.maximum(exact.transient, part.low), best)
         lower = min(lower, max(found, part.bound) if found < best.ticks else best.ticks)
     return min(lower, best.ticks)
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Part:
-    """The plans with `tied` at both ends and a largest transient between them of `low` to `high`."""
+    """The plans with `tied` at both ends (-1: any) and a largest transient between them of `low` to `high`."""
 
     tied: int
     low: int
@@ -108,16 +106,17 @@ def _free_problem(exact: Exact, deadline: float) -> LayerProblem:
     )
 
 
-def _tied(exact: Exact, free: LayerProblem, part: _Part) -> LayerProblem:
+def _restricted(exact: Exact, free: LayerProblem, part: _Part) -> LayerProblem:
     """Return the problem of a part."""
     allowed = (free.time < FAR) & (exact.transient <= part.high)
+    is_tied = np.arange(allowed.shape[1]) == part.tied
     for end in (0, -1):
-        allowed[end] = np.arange(allowed.shape[1]) == part.tied
+        allowed[end] = is_tied if part.tied >= 0 else free.time[end] < FAR
     return replace(
         free,
         time=np.where(allowed, free.time, FAR),
         memory=np.where(allowed, free.memory, FAR),
-        budget=free.budget + int(exact.tied_saving[part.tied]),
+        budget=free.budget + (int(exact.tied_saving[part.tied]) if part.tied >= 0 else 0),
     )
 
 
@@ -140,20 +139,24 @@ def _ties(exact: Exact, free: LayerProblem) -> NDArray[np.intp]:
 
 def _parts(exact: Exact, free: LayerProblem) -> Iterator[_Part]:
     """Yield the parts in which something may fit, with their bounds."""
-    ties = _ties(exact, free)
+    is_tied = exact.source.tied
+    ties = _ties(exact, free) if is_tied else np.array([-1])
     if not len(ties):
         return
-    inner = np.where(free.time < FAR, exact.transient, FAR)[1:-1]
-    multiplier = least_multiplier(free, np.where(free.time < FAR, exact.transient, FAR))
-    ends = np.maximum(exact.transient[0, ties], exact.transient[-1, ties])
-    for low, high in _bands(inner):
+    transient = np.where(free.time < FAR, exact.transient, FAR)
+    if is_tied:
+        ends, saving = np.maximum(transient[0, ties], transient[-1, ties]), exact.tied_saving[ties]
+    else:
+        ends, saving = np.array([max(transient[0].min(), transient[-1].min())]), np.zeros(1, np.int64)
+    multiplier = least_multiplier(free, transient)
+    for low, high in _bands(transient[1:-1]):
         links = [_Links(exact, free, high, weights) for weights in _weights(multiplier)]
-        room = (free.budget + exact.tied_saving[ties] - np.maximum(ends, low)).astype(float)
+        room = (free.budget + saving - np.maximum(ends, low)).astype(float)
         bounds = np.full(len(ties), -np.inf)
+        fits = links[0].through(ties) <= room + np.abs(room) * _SLACK + 1
         for link in links[1:]:
-            value = link.through(ties) - link.weights[1] * room
+            value = np.where(fits, link.through(ties), 0.0) - link.weights[1] * room
             bounds = np.maximum(bounds, value - (np.abs(value) + link.weights[1] * np.abs(room)) * _SLACK - 1)
-        fits = (links[0].through(ties) <= room + np.abs(room) * _SLACK + 1) & (bounds < FAR)
         for tied, bound in zip(ties[fits].tolist(), np.floor(bounds[fits]).astype(np.int64).tolist(), strict=True):
             yield _Part(tied=tied, low=low, high=high, bound=bound)
 
@@ -191,12 +194,21 @@ class _Links:
         self.between = self._between()
 
     def through(self, ties: NDArray[np.intp]) -> Floats:
-        """Return the least sums with each tie at both ends."""
-        at = self.exact.layout[ties]
+        """Return the least sums with each tie at both ends; [-1]: with any strategies there."""
+        layout = self.exact.layout
+        if ties[0] < 0:
+            if len(self.node) == 1:
+                return self.node[0].min(keepdims=True)
+            ends = [np.full(self.exact.num_layouts, np.inf) for _ in range(2)]
+            for end, node in zip(ends, (self.node[0], self.node[-1]), strict=True):
+                np.minimum.at(end, layout, node)
+            return (ends[0][:, None] + self.between + ends[1][None, :]).min(keepdims=True).reshape(1)
+        at = layout[ties]
         sums: Floats = self.node[0, ties] + self.between[at, at] + self.node[-1, ties]
         return sums
 
     def _between(self) -> Floats:
+        """Return [layout of the first, layout of the last layer]: switches and all that lies between them."""
         count, classes = self.exact.num_layouts, self.exact.layer_class
         chain = np.where(np.eye(count, dtype=bool), 0.0, np.inf)
         layer = 1

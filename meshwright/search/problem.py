@@ -22,6 +22,8 @@ from meshwright.cost.simulate import simulate
 from meshwright.search.labels import FAR, Floats, Ints, decimal_scale, to_ints
 from meshwright.spec.schedule import ScheduleName
 
+_PAIRS = 2  # dimensions of a table of switches without a layer axis
+
 
 @dataclass(frozen=True, kw_only=True)
 class StageProblem:
@@ -249,11 +251,10 @@ def _by_layout(problem: StageProblem) -> tuple[NDArray[np.intp], list[Floats], l
     switches: list[Floats] = []
     borders: list[Floats] = []
     for values in (problem.switch_forward_s, problem.switch_backward_s, *entered(problem)):
-        full = np.broadcast_to(values, (count, *values.shape[-2:])).copy()
-        full[0] = 0.0
-        small = full[:, first][:, :, first]
-        if not np.isfinite(full).all() or (small[:, layout][:, :, layout] != full).any():
-            raise ValueError("stages: switch costs must be finite and depend on the layouts only")
+        given = [np.zeros_like(values[0]), *values[1:]] if values.ndim > _PAIRS else [values]
+        tables = [_of_layouts(table, first, layout) for table in given]
+        small = np.stack(tables * (count if len(tables) == 1 else 1))
+        small[0] = 0.0
         switches.append(small)
     for values in (problem.border_forward_s, problem.border_backward_s):
         full = np.broadcast_to(values, (count, values.shape[-1]))
@@ -262,6 +263,14 @@ def _by_layout(problem: StageProblem) -> tuple[NDArray[np.intp], list[Floats], l
             raise ValueError("stages: border costs must be finite and depend on the layout only")
         borders.append(small)
     return layout, switches[:2], switches[2:], borders
+
+
+def _of_layouts(table: Floats, first: NDArray[np.intp], layout: NDArray[np.intp]) -> Floats:
+    """Return [layout, layout] from [strategy, strategy]."""
+    small: Floats = table[np.ix_(first, first)]
+    if not np.isfinite(table).all() or (small[np.ix_(layout, layout)] != table).any():
+        raise ValueError("stages: switch costs must be finite and depend on the layouts only")
+    return small
 
 
 def _with_classes(exact: Exact) -> Exact:
