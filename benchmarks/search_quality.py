@@ -72,7 +72,9 @@ def solved(draw: random.Random, *, forces_stages: bool, time_limit_s: float) -> 
     share = draw.random()
     stages = None
     if forces_stages:
-        counts = [p for p in (2, 4, 8, 16) if cluster.num_devices % p == 0 and spec.num_blocks % p]
+        counts = [
+            p for p in (2, 4, 8, 16) if cluster.num_devices % p == 0 and spec.num_blocks % p and p <= spec.num_blocks
+        ]
         if not counts:
             return None
         stages = draw.choice(counts)

@@ -55,7 +55,7 @@ def build_problem(setting: Setting, candidates: tuple[Strategy, ...]) -> StagePr
     layouts = [Layout.of(strategy) for strategy in candidates]
     distinct = list(dict.fromkeys(layouts))
     layout = np.array([distinct.index(one) for one in layouts], np.intp)
-    switch_s, border = _layout_costs(setting, distinct)
+    switch_s, border = _layout_costs(setting, distinct, _neighbours(forward_s, layout, len(distinct)))
     num_stages, micro_batches = setting.num_stages, setting.num_micro_batches
     everywhere = report_sync_s(setting.cluster.num_devices, setting.cluster)
     return StageProblem(
@@ -115,14 +115,23 @@ def _layer_row(setting: Setting, layer: LayerSpec, candidates: tuple[Strategy, .
     return row
 
 
-def _layout_costs(setting: Setting, layouts: list[Layout]) -> tuple[Floats, Floats]:
-    """Return re-layout seconds [(layer,) from, to] and send seconds [(layer,) layout].
+def _neighbours(forward_s: Floats, layout: NDArray[np.intp], num_layouts: int) -> NDArray[np.bool_]:
+    """Return [from, to] whether two neighbouring layers can have these layouts: others need no price."""
+    usable = np.zeros((len(forward_s), num_layouts), bool)
+    for at in range(num_layouts):
+        usable[:, at] = np.isfinite(forward_s[:, layout == at]).any(axis=1)
+    pairs: NDArray[np.bool_] = (usable[:-1, :, None] & usable[1:, None, :]).any(axis=0)
+    return pairs
+
+
+def _layout_costs(setting: Setting, layouts: list[Layout], neighbours: NDArray[np.bool_]) -> tuple[Floats, Floats]:
+    """Return re-layout seconds [(layer,) from, to], there and back, and send seconds [(layer,) layout].
 
     Without the layer axis when every layer hands on the same tensors.
     """
     handed = [hands_on(layer) for layer in setting.model.layers]
     kinds = list(dict.fromkeys(tensors for tensors in handed if tensors))
-    switches = {tensors: _switches(setting, layouts, tensors) for tensors in kinds}
+    switches = {tensors: _switches(setting, layouts, neighbours | neighbours.T, tensors) for tensors in kinds}
     borders = {tensors: _borders(setting, layouts, tensors) for tensors in kinds}
     if len(kinds) == 1:
         return switches[kinds[0]], borders[kinds[0]]
@@ -133,18 +142,16 @@ def _layout_costs(setting: Setting, layouts: list[Layout]) -> tuple[Floats, Floa
     return np.stack(into), np.stack(out)
 
 
-def _switches(setting: Setting, layouts: list[Layout], tensors: tuple[TensorSpec, ...]) -> Floats:
-    samples = setting.micro_batch_samples
-    legal = [samples % layout.dp == 0 for layout in layouts]
-    return np.array(
-        [
-            [
-                relayout_s(tensors, source, target, samples, setting.job, setting.cluster) if here and there else 0.0
-                for target, there in zip(layouts, legal, strict=True)
-            ]
-            for source, here in zip(layouts, legal, strict=True)
-        ]
-    )
+def _switches(
+    setting: Setting, layouts: list[Layout], wanted: NDArray[np.bool_], tensors: tuple[TensorSpec, ...]
+) -> Floats:
+    seconds = np.zeros(wanted.shape)
+    sources, targets = np.nonzero(wanted)
+    for source, target in zip(sources.tolist(), targets.tolist(), strict=True):
+        seconds[source, target] = relayout_s(
+            tensors, layouts[source], layouts[target], setting.micro_batch_samples, setting.job, setting.cluster
+        )
+    return seconds
 
 
 def _borders(setting: Setting, layouts: list[Layout], tensors: tuple[TensorSpec, ...]) -> Floats:
