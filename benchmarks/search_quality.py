@@ -20,6 +20,7 @@ import json
 import os
 import random
 import time
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -54,11 +55,13 @@ def main() -> None:
     options = parser.parse_args()
     draw = random.Random(options.seed)
     results: list[Problem] = []
-    while len(results) < options.problems:
-        result = solved(draw, forces_stages=len(results) % 2 == 1, time_limit_s=options.time_limit)
-        if result is not None:
-            results.append(result)
-            print(f"{len(results):4} {result['what']:88} {result['step_s']:8.3f} s gap {result['gap']:.2%}", flush=True)
+    with suppress(KeyboardInterrupt):  # the report is then on what there is
+        while len(results) < options.problems:
+            result = solved(draw, forces_stages=len(results) % 2 == 1, time_limit_s=options.time_limit)
+            if result is not None:
+                results.append(result)
+                line = f"{len(results):4} {result['what']:88} {result['step_s']:8.3f} s gap {result['gap']:.2%}"
+                print(line, flush=True)
     report(results)
     if options.json is not None:
         options.json.write_text(json.dumps(results, indent=2))

@@ -25,6 +25,8 @@ SpaceOption = Annotated[str, typer.Option(help=f"Which plans to consider: {', '.
 PartitionOption = Annotated[
     Partition | None, typer.Option(help="How layers are cut into stages (default: as the space says, mostly exact).")
 ]
+WithRuleOption = Annotated[list[str] | None, typer.Option("--with", help="Switch a rule of the trees on: T3.")]
+WithoutRuleOption = Annotated[list[str] | None, typer.Option("--without", help="Switch a rule of the trees off: T3.")]
 AlgorithmOption = Annotated[
     Literal["exact", "bmw"],
     typer.Option(help="bmw: cut stages by the paper's bi-objective loop, and show the exact answer beside it."),

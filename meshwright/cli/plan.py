@@ -25,6 +25,8 @@ from meshwright.cli.options import (
     SpaceOption,
     StagesOption,
     TimeLimitOption,
+    WithoutRuleOption,
+    WithRuleOption,
     check_search,
 )
 from meshwright.cli.progress import shown_progress
@@ -54,6 +56,8 @@ def plan(
     space: SpaceOption = "full",
     partition: PartitionOption = None,
     algorithm: AlgorithmOption = "exact",
+    with_rules: WithRuleOption = None,
+    without_rules: WithoutRuleOption = None,
     schedule: ScheduleOption = "1f1b",
     stages: StagesOption = None,
     micro_batches: MicroBatchesOption = None,
@@ -76,6 +80,7 @@ def plan(
         profile=profile,
         space=space,
         partition="bmw" if algorithm == "bmw" else partition,
+        rules={**dict.fromkeys(with_rules or [], True), **dict.fromkeys(without_rules or [], False)},
         schedule=schedule,
         stages=stages,
         micro_batches=micro_batches,

@@ -56,7 +56,9 @@ def _beside_exact(request: Request, found: Found, progress: Progress | None) -> 
     """Return what the paper's loop found with the exact answer beside it, whose bound holds for both."""
     batch = found.plan.global_batch_size
     job = request.job.model_copy(update={"global_batch_size": batch})
-    exact = search(replace(request, job=job, space=replace(request.space, partition="exact")), progress)
+    name = request.space.name.replace(" with bmw stages", "") + " with exact stages"
+    space = replace(request.space, name=name, partition="exact")
+    exact = search(replace(request, job=job, space=space), progress)
     if isinstance(exact, Infeasible) or exact.plan.proof is None or found.plan.predicted is None:
         return found
     plan = found.plan

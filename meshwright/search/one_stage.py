@@ -109,9 +109,11 @@ def _free_problem(exact: Exact, deadline: float) -> LayerProblem:
 def _restricted(exact: Exact, free: LayerProblem, part: _Part) -> LayerProblem:
     """Return the problem of a part."""
     allowed = (free.time < FAR) & (exact.transient <= part.high)
-    is_tied: NDArray[np.bool_] = np.arange(allowed.shape[1]) == part.tied
     for end in (0, -1):
-        allowed[end] = is_tied if part.tied >= 0 else free.time[end] < FAR
+        allowed[end] = free.time[end] < FAR
+        if part.tied >= 0:
+            allowed[end] = False
+            allowed[end, part.tied] = True
     return replace(
         free,
         time=np.where(allowed, free.time, FAR),

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from meshwright.cost.fit import fitted_cluster
 from meshwright.errors import UserError
 from meshwright.files import make_spec, read_spec, write_spec
 from meshwright.search.engine import DEFAULT_TIME_LIMIT_S, Found, Infeasible, Request, search
-from meshwright.search.space import Partition, find_space
+from meshwright.search.space import Partition, Space, find_space, with_rule
 from meshwright.spec import library
 from meshwright.spec.base import Dtype
 from meshwright.spec.cluster import ClusterSpec
@@ -34,6 +34,7 @@ def plan(  # noqa: PLR0913 all but two by keyword, as on the command line
     profile: Profile | str | Path | None = None,
     space: str = "full",
     partition: Partition | None = None,
+    rules: Mapping[str, bool] | None = None,
     schedule: ScheduleName = "1f1b",
     stages: int | None = None,
     micro_batches: int | None = None,
@@ -45,7 +46,8 @@ def plan(  # noqa: PLR0913 all but two by keyword, as on the command line
     `model` and `cluster` are specs, library names ("llama-2-7b", "8xa100-sxm-40g") or paths.
     `global_batch` counts samples of `seq_len` tokens: a number, "8..512" or "auto". `memory` is
     what one device may use (default: all it has), of which `reserve` is held back. A `profile`
-    replaces the cluster's rates by measured ones. Raises UserError for bad input.
+    replaces the cluster's rates by measured ones. `partition` cuts stages in another way than the
+    space does; `rules` switches T3 of the decision trees on or off. Raises UserError for bad input.
     """
     request = make_request(
         model,
@@ -59,6 +61,7 @@ def plan(  # noqa: PLR0913 all but two by keyword, as on the command line
         profile=profile,
         space=space,
         partition=partition,
+        rules=rules,
         schedule=schedule,
         stages=stages,
         micro_batches=micro_batches,
@@ -80,6 +83,7 @@ def make_request(  # noqa: PLR0913 as `plan`
     profile: Profile | str | Path | None = None,
     space: str = "full",
     partition: Partition | None = None,
+    rules: Mapping[str, bool] | None = None,
     schedule: ScheduleName = "1f1b",
     stages: int | None = None,
     micro_batches: int | None = None,
@@ -100,12 +104,19 @@ def make_request(  # noqa: PLR0913 as `plan`
         cluster=cluster_spec,
         job=job,
         budget=make_budget(cluster_spec, memory, reserve),
-        space=find_space(space, partition),
+        space=_space(space, partition, rules or {}),
         schedule=schedule,
         num_stages=stages,
         num_micro_batches=micro_batches,
         time_limit_s=time_limit_s,
     )
+
+
+def _space(name: str, partition: Partition | None, rules: Mapping[str, bool]) -> Space:
+    space = find_space(name, partition)
+    for rule, on in rules.items():
+        space = with_rule(space, rule, on=on)
+    return space
 
 
 def make_budget(cluster: ClusterSpec, memory: int | str | None, reserve: int | str | None = None) -> Budget:

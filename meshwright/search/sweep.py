@@ -20,6 +20,8 @@ Progress = Callable[[str], None]
 
 NUM_RUNNERS_UP = 5
 _LEAST_TIME_S = 0.05
+_WORTH_S = 0.5  # with less left, nothing hard is tried again
+_ROUNDING = 1e-12
 
 
 @dataclass(kw_only=True)
@@ -85,7 +87,7 @@ class Sweep:
         elif self.request.space.uniform:
             self._outcomes[task] = "cannot beat the best plan" if best is not None else "does not fit in memory"
         else:
-            self._solve(task, best)
+            return self._solve(task, best)
         return False
 
     def _build(self, task: Task) -> bool:
@@ -101,19 +103,31 @@ class Sweep:
                 self.plans.append(uniform)
         return True
 
-    def _solve(self, task: Task, best: Solved | None) -> None:
+    def _solve(self, task: Task, best: Solved | None) -> bool:
+        """Solve a task; return whether it has to come again, since its share of the time was over.
+
+        A task gets half of the time that is left: one that is hard must not take it all from the others.
+        """
         self._tell("solved", task)
-        left_s = max(_LEAST_TIME_S, self.deadline - time.perf_counter())
-        solved, bound_s = task.solve(None if best is None else best.per_sample_s, left_s)
-        # Stopped by the time limit, the solver may know less than the quick bound.
-        self.lower_per_sample_s = min(self.lower_per_sample_s, max(bound_s, task.bound_s) / task.batch)
+        started = time.perf_counter()
+        share_s = max(_LEAST_TIME_S, (self.deadline - started) / 2)
+        solved, bound_s = task.solve(None if best is None else best.per_sample_s, share_s)
         if solved is not None:
             self.plans.append(solved)
+            best = solved  # it has beaten the one before
             self._outcomes[task] = "solved"
         else:
             self._outcomes[task] = (
                 "does not fit in memory" if math.isinf(bound_s) else "has no plan that beats the best"
             )
+        # Stopped by the time limit, the solver may know less than the quick bound.
+        task.bound_s = max(bound_s, task.bound_s) if math.isfinite(bound_s) else task.bound_s
+        ended = time.perf_counter()
+        is_open = best is not None and bound_s < best.per_sample_s * task.batch * (1 - _ROUNDING)
+        if is_open and ended - started > share_s / 2 and self.deadline - ended > _WORTH_S:
+            return True
+        self.lower_per_sample_s = min(self.lower_per_sample_s, max(bound_s, task.bound_s) / task.batch)
+        return False
 
     def _uniform_plans(self, best: Solved) -> Iterator[Solved]:
         """Yield uniform plans of settings that were dropped before they were built, until there are enough."""

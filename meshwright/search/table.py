@@ -120,7 +120,9 @@ def _neighbours(forward_s: Floats, layout: NDArray[np.intp], num_layouts: int) -
     usable = np.zeros((len(forward_s), num_layouts), bool)
     for at in range(num_layouts):
         usable[:, at] = np.isfinite(forward_s[:, layout == at]).any(axis=1)
-    pairs: NDArray[np.bool_] = (usable[:-1, :, None] & usable[1:, None, :]).any(axis=0)
+    pairs = np.zeros((num_layouts, num_layouts), bool)
+    for before, here in np.unique(np.stack([usable[:-1], usable[1:]], axis=1), axis=0):
+        pairs |= before[:, None] & here[None, :]
     return pairs
 
 
@@ -146,8 +148,8 @@ def _switches(
     setting: Setting, layouts: list[Layout], wanted: NDArray[np.bool_], tensors: tuple[TensorSpec, ...]
 ) -> Floats:
     seconds = np.zeros(wanted.shape)
-    sources, targets = np.nonzero(wanted)
-    for source, target in zip(sources.tolist(), targets.tolist(), strict=True):
+    pairs: list[list[int]] = np.argwhere(wanted).tolist()
+    for source, target in pairs:
         seconds[source, target] = relayout_s(
             tensors, layouts[source], layouts[target], setting.micro_batch_samples, setting.job, setting.cluster
         )
