@@ -14,6 +14,7 @@ from meshwright.cost.predict import predict
 from meshwright.files import canonical_json
 from meshwright.search.planner import load_plan, save_plan
 from meshwright.search.space import SPACES, divisors, even_boundaries, stage_counts
+from meshwright.search.task import Task
 from meshwright.spec.library import cluster, model
 from meshwright.spec.strategy import Strategy
 from tests.plans import by_hand, cut
@@ -331,3 +332,67 @@ def test_tied_ends_may_recompute_together_where_logits_are_kept():
         spec, "1xcpu", global_batch=12, seq_len=32, schedule="gpipe", micro_batches=12, dtype="fp32", memory=needed
     )
     assert isinstance(outcome, Found), outcome
+
+
+def test_an_interrupt_returns_the_best_plan_so_far(monkeypatch: pytest.MonkeyPatch):
+    options: dict[str, Any] = {"global_batch": 16, "seq_len": 128, "memory": "4MiB"}
+    optimum = step_s(found("tiny-gpt2", "4xcpu", **options).plan)
+    solve, calls = Task.solve, 0
+
+    def solve_once(self: Task, *args: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls > 1:
+            raise KeyboardInterrupt
+        return solve(self, *args)
+
+    monkeypatch.setattr(Task, "solve", solve_once)
+    outcome = found("tiny-gpt2", "4xcpu", **options)
+    assert outcome.stopped == "interrupt"
+    assert any(tried.outcome == "not solved: interrupt" for tried in outcome.tried)
+    assert outcome.plan.proof is not None
+    assert outcome.plan.proof.lower_bound_s <= optimum * (1 + 1e-9) <= step_s(outcome.plan) * (1 + 2e-9)
+
+
+def test_an_interrupt_before_there_is_a_plan_is_passed_on(monkeypatch: pytest.MonkeyPatch):
+    def interrupted(self: Task) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Task, "build", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        meshwright.plan("tiny-gpt2", "4xcpu", global_batch=16, seq_len=128)
+
+
+def test_out_of_time_still_bounds_the_optimum():
+    options: dict[str, Any] = {"global_batch": 64, "seq_len": 4096, "memory": "20GiB"}
+    short = found("llama-2-7b", "8xa100-sxm-40g", time_limit_s=0.01, **options)
+    whole = found("llama-2-7b", "8xa100-sxm-40g", time_limit_s=60, **options)
+    assert short.stopped == "time limit"
+    assert not whole.stopped
+    assert short.plan.proof is not None
+    assert whole.plan.proof is not None
+    assert whole.plan.proof.gap == 0
+    assert short.plan.proof.lower_bound_s <= step_s(whole.plan) * (1 + 1e-9) <= step_s(short.plan) * (1 + 2e-9)
+
+
+def test_the_papers_loop_shows_the_exact_answer_beside_it():
+    options: dict[str, Any] = {"global_batch": 16, "seq_len": 128, "memory": "5MiB", "stages": 4}
+    outcome = found("tiny-gpt2", "4xcpu", space="base", partition="bmw", **options)
+    assert outcome.exact is not None
+    assert step_s(outcome.exact) <= step_s(outcome.plan) * (1 + 1e-9)
+    assert [one.name for one in outcome.balances] == ["p_m", "p_t", "answer"]
+    proof, exact = outcome.plan.proof, outcome.exact.proof
+    assert proof is not None
+    assert exact is not None
+    assert (proof.space, exact.space) == ("base with bmw stages", "base with exact stages")
+    assert proof.lower_bound_s <= step_s(outcome.exact) * (1 + 1e-9)
+    assert found("tiny-gpt2", "4xcpu", space="base", **options).exact is None
+
+
+def test_t3_switched_on_leaves_hybrid_sharding_out():
+    options: dict[str, Any] = {"global_batch": 16, "seq_len": 1024, "memory": "1.5GiB"}
+    outcome = found("gpt2", "8xa100-sxm-40g", rules={"T3": True}, **options)
+    assert not any(is_hybrid(plan) for plan in (outcome.plan, *outcome.runners_up))
+    assert outcome.plan.proof is not None
+    assert outcome.plan.proof.space == "full with T3"
+    assert step_s(found("gpt2", "8xa100-sxm-40g", **options).plan) <= step_s(outcome.plan) * (1 + 1e-9)
