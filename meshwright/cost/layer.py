@@ -24,10 +24,11 @@ from meshwright.spec.base import Dtype, divide, dtype_bytes
 from meshwright.spec.cluster import ClusterSpec, DeviceSpec
 from meshwright.spec.job import JobSpec
 from meshwright.spec.mesh import MeshShape
-from meshwright.spec.model import BlockLayer, HeadLayer, LayerSpec, ModelSpec
+from meshwright.spec.model import BlockLayer, EmbeddingLayer, HeadLayer, LayerSpec, ModelSpec
 from meshwright.spec.parameters import ParameterSpec, layer_parameters
 from meshwright.spec.plan import needs_copy
 from meshwright.spec.profile import CollectiveOp, UnitOp
+from meshwright.spec.schedule import ScheduleName
 from meshwright.spec.strategy import Strategy
 from meshwright.spec.terms import MicroBatchSeconds, PhaseSeconds, StateBytes, StepSeconds, TransientBytes
 
@@ -44,6 +45,44 @@ class LayerCost:
     states: StateBytes
     activation_bytes: int
     transient: TransientBytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BoundBytes:
+    """What bounds a stage's peak: sums of states and of activations (a micro-batch in flight), a largest transient."""
+
+    states: int
+    activations: int
+    transient: int
+
+
+def bound_bytes(cost: LayerCost, *, grows: bool) -> BoundBytes:
+    """Return a layer's share of the additive bound of its stage's peak, which the search keeps to.
+
+    A step begins without gradients. Where a stage `grows`, all its forward passes come before the first
+    backward one: a layer then holds its last activations A or its gradients G, and both only while it runs
+    backward itself. So max(A, G) counts instead of A + G, and min(A, G) joins what is alive for a moment.
+    """
+    states, saved, transient = cost.states.total_bytes, cost.activation_bytes, cost.transient.total_bytes
+    if not grows:
+        return BoundBytes(states=states, activations=saved, transient=transient)
+    both = min(saved, cost.states.gradient_bytes)
+    return BoundBytes(
+        states=states - both,
+        activations=saved,
+        transient=max(transient, cost.transient.first_pass_bytes + both),
+    )
+
+
+def grows(model: ModelSpec, layer: LayerSpec, num_stages: int, schedule: ScheduleName, num_micro_batches: int) -> bool:
+    """Return whether `bound_bytes` may count so for a layer, on whichever stage it is.
+
+    The gradient of a weight tied on one stage is there from the head's backward pass on, beside the embedding's
+    activations.
+    """
+    if model.tied_embedding and num_stages == 1 and isinstance(layer, EmbeddingLayer):
+        return False
+    return schedule == "gpipe" or num_micro_batches == 1
 
 
 def held_parameters(model: ModelSpec, layer: LayerSpec, num_stages: int) -> tuple[ParameterSpec, ...]:

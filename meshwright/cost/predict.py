@@ -10,8 +10,8 @@ A step begins without gradients, and the first backward pass makes them layer by
 micro-batches are in flight before it (k = m), it has only those of the layers behind l, and the
 second one, with all gradients, has k - 1 micro-batches. Where embedding and head share a weight on one
 stage, the head's gradient of it waits for the embedding's: W bytes in every pass but the first, which
-counts it as made, and twice as many again at the embedding. `bound_bytes` = states + k * sum A +
-max transient_l is never below the peak.
+counts it as made, and twice as many again at the embedding. `bound_bytes`, an additive bound (cost/layer.py),
+is never below the peak.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ from meshwright.cost.comm import collective_s
 from meshwright.cost.evidence import not_measured
 from meshwright.cost.layer import (
     LayerCost,
+    bound_bytes,
+    grows,
     held_parameters,
     layer_cost,
     tied_sync_s,
@@ -161,7 +163,7 @@ def _stage_cost(plan: Plan, index: int) -> StageCost:
             first_transients,
             _gradients(plan, costs),
         ),
-        bound_bytes=states.total_bytes + count * sum(activations) + _most_transient_bytes(plan, index, costs),
+        bound_bytes=_bound_bytes(plan, index, costs, count),
         widest=max(costs, key=lambda cost: cost.transient.total_bytes),
     )
 
@@ -178,13 +180,16 @@ def _transients(plan: Plan, costs: tuple[LayerCost, ...]) -> tuple[list[int], li
     return transients, first
 
 
-def _most_transient_bytes(plan: Plan, index: int, costs: tuple[LayerCost, ...]) -> int:
-    """Return what the search counts at least as alive while a layer runs backward."""
-    layers = zip(_stage_layers(plan, index), plan.stages[index].strategies, costs, strict=True)
-    return max(
-        cost.transient.total_bytes + tied_transient_bytes(plan.model, layer, strategy, plan.num_stages, plan.job)
-        for layer, strategy, cost in layers
-    )
+def _bound_bytes(plan: Plan, index: int, costs: tuple[LayerCost, ...], num_in_flight: int) -> int:
+    """Return the upper bound of the stage's peak to which the search keeps."""
+    held, transients = 0, [0]
+    for layer, strategy, cost in zip(_stage_layers(plan, index), plan.stages[index].strategies, costs, strict=True):
+        is_growing = grows(plan.model, layer, plan.num_stages, plan.schedule, plan.num_micro_batches)
+        used = bound_bytes(cost, grows=is_growing)
+        held += used.states + num_in_flight * used.activations
+        waiting = tied_transient_bytes(plan.model, layer, strategy, plan.num_stages, plan.job)
+        transients.append(used.transient + waiting)
+    return held + max(transients)
 
 
 def _gradients(plan: Plan, costs: tuple[LayerCost, ...]) -> list[int]:

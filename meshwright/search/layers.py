@@ -294,13 +294,9 @@ class _Relaxed:
     """The plan with the least weighted sum of time and memory, and that sum."""
 
     plan: NDArray[np.intp]
-    time: int
-    memory: int
+    ticks: int
+    used: int
     value: float
-
-    @property
-    def point(self) -> tuple[int, int]:
-        return self.time, self.memory
 
 
 def _relaxed(problem: LayerProblem, weights: tuple[float, float]) -> _Relaxed | None:
@@ -330,7 +326,7 @@ def _relaxed(problem: LayerProblem, weights: tuple[float, float]) -> _Relaxed | 
         steps.append(int(arrows[layer][steps[-1]]))
     plan = np.array(steps)
     time, memory = plan_sums(problem, plan)
-    return _Relaxed(plan=plan, time=time, memory=memory, value=float(value[at]))
+    return _Relaxed(plan=plan, ticks=time, used=memory, value=float(value[at]))
 
 
 def plan_sums(problem: LayerProblem, plan: NDArray[np.intp]) -> tuple[int, int]:
@@ -351,13 +347,13 @@ def _dual(problem: LayerProblem) -> tuple[float, int, list[float]] | None:
     fastest = _relaxed(problem, (1.0, 0.0))
     if fastest is None:
         return None
-    if fastest.memory <= problem.budget:
-        return fastest.value, fastest.time, [0.0]
+    if fastest.used <= problem.budget:
+        return fastest.value, fastest.ticks, [0.0]
     smallest = _relaxed(problem, (0.0, 1.0))
-    if smallest is None or smallest.memory > problem.budget:
+    if smallest is None or smallest.used > problem.budget:
         return None
     lower, best, heavy, light = _best_multiplier(problem, fastest, smallest)
-    upper = min(smallest.time, light.time, _crossed(problem, heavy.plan, light.plan))
+    upper = min(smallest.ticks, light.ticks, _crossed(problem, heavy.plan, light.plan))
     return lower, upper, [0.0, best / 3, best, best * 3] if best else [0.0]
 
 
@@ -370,7 +366,7 @@ def _best_multiplier(
     the neighbours of the best before. The first spans slopes from far below to far above that of the two plans.
     """
     lower, best, heavy, light = fastest.value, 0.0, fastest, smallest
-    slope = (light.time - heavy.time) / (heavy.memory - light.memory)
+    slope = (light.ticks - heavy.ticks) / (heavy.used - light.used)
     if slope <= 0:
         return lower, best, heavy, light
     grid, low, high = slope * _GRID, 0.0, 0.0
@@ -384,10 +380,10 @@ def _best_multiplier(
         grid = low + (high - low) * _BETWEEN
     for multiplier in (low, high, best):
         found = _relaxed(problem, (1.0, multiplier))
-        if found is not None and found.memory > problem.budget:
-            heavy = min(heavy, found, key=lambda one: one.memory)
+        if found is not None and found.used > problem.budget:
+            heavy = min(heavy, found, key=lambda one: one.used)
         elif found is not None:
-            light = min(light, found, key=lambda one: one.time)
+            light = min(light, found, key=lambda one: one.ticks)
     return lower, best, heavy, light
 
 

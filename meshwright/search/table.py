@@ -10,7 +10,14 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.cost.layer import held_parameters, layer_cost, tied_sync_s, tied_transient_bytes
+from meshwright.cost.layer import (
+    bound_bytes,
+    grows,
+    held_parameters,
+    layer_cost,
+    tied_sync_s,
+    tied_transient_bytes,
+)
 from meshwright.cost.predict import report_sync_s
 from meshwright.cost.reshard import border_s, relayout_s
 from meshwright.search.problem import StageProblem
@@ -95,6 +102,7 @@ def _layer_row(setting: Setting, layer: LayerSpec, candidates: tuple[Strategy, .
     row = np.full((6, len(candidates)), np.inf)
     parameters = held_parameters(setting.model, layer, setting.num_stages)
     keeps_logits = setting.schedule == "gpipe"
+    is_growing = grows(setting.model, layer, setting.num_stages, setting.schedule, setting.num_micro_batches)
     for column, strategy in enumerate(candidates):
         if not is_considered(layer, strategy, schedule_keeps_logits=keeps_logits, tied=setting.model.tied_embedding):
             continue
@@ -103,14 +111,14 @@ def _layer_row(setting: Setting, layer: LayerSpec, candidates: tuple[Strategy, .
         if why_illegal(layer, strategy, setting.micro_batch_samples) is not None:
             continue
         cost = layer_cost(layer, parameters, strategy, setting.micro_batch_samples, setting.job, setting.cluster)
+        used = bound_bytes(cost, grows=is_growing)
         row[:, column] = (
             cost.micro_batch.forward.total_s,
             cost.micro_batch.backward.total_s,
             cost.step.total_s,
-            cost.states.total_bytes,
-            cost.activation_bytes,
-            cost.transient.total_bytes
-            + tied_transient_bytes(setting.model, layer, strategy, setting.num_stages, setting.job),
+            used.states,
+            used.activations,
+            used.transient + tied_transient_bytes(setting.model, layer, strategy, setting.num_stages, setting.job),
         )
     return row
 
