@@ -91,8 +91,9 @@ def _interpolated(points: list[LayerSample], samples_per_rank: int) -> ComputeSe
     """Return seconds on the lines through the samples: more never takes less than fewer."""
     if not points:
         return None
-    forward = tuple((p.samples_per_rank, p.forward_s) for p in points)
-    backward = tuple((p.samples_per_rank, p.backward_s) for p in points)
+    # A pass that ends in a meeting takes no less than one alone: where noise says otherwise, the smaller counts.
+    forward = tuple((p.samples_per_rank, min(p.forward_s, p.met_forward_s or p.forward_s)) for p in points)
+    backward = tuple((p.samples_per_rank, min(p.backward_s, p.met_backward_s or p.backward_s)) for p in points)
     met = [p for p in points if p.met_forward_s and p.met_backward_s]
     forward_wait = tuple((p.samples_per_rank, max(0.0, p.met_forward_s - p.forward_s)) for p in met)
     backward_wait = tuple((p.samples_per_rank, max(0.0, p.met_backward_s - p.backward_s)) for p in met)

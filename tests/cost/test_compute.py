@@ -108,3 +108,26 @@ def test_of_two_measurements_the_one_with_more_busy_ranks_counts():
     both = with_samples((1, 1e-3), busy_ranks=2).layer_samples + with_samples((1, 3e-3), busy_ranks=4).layer_samples
     device = A100.model_copy(update={"layer_samples": both})
     assert layer_compute(LLAMA.layers[1], 1, 1, BF16, device).forward_s == 3e-3
+
+
+def with_meetings(forward_s: float, met_forward_s: float) -> DeviceSpec:
+    samples = with_samples((1, forward_s), (4, 4 * forward_s)).layer_samples
+    update = {"met_forward_s": met_forward_s, "met_backward_s": 3 * forward_s}
+    return A100.model_copy(
+        update={"layer_samples": tuple(s.model_copy(update=update) if s.samples_per_rank == 1 else s for s in samples)}
+    )
+
+
+def test_waiting_is_what_meeting_takes_longer():
+    found = layer_compute(LLAMA.layers[1], 1, 1, BF16, with_meetings(2e-3, 2.5e-3))
+    assert found.forward_s == 2e-3
+    assert found.forward_wait_s == pytest.approx(0.5e-3)
+    assert found.backward_wait_s == pytest.approx(2e-3)
+    plain = layer_compute(LLAMA.layers[1], 1, 1, BF16, with_samples((1, 2e-3)))
+    assert (plain.forward_wait_s, plain.backward_wait_s) == (0.0, 0.0)
+
+
+def test_a_meeting_that_was_faster_shows_noise():
+    found = layer_compute(LLAMA.layers[1], 1, 1, BF16, with_meetings(2e-3, 1.5e-3))
+    assert found.forward_s == 1.5e-3
+    assert found.forward_wait_s == 0.0
