@@ -9,8 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from meshwright.spec.parameters import num_parameters
-from meshwright.spec.plan import LayerRun, Plan, Prediction, StagePrediction
-from meshwright.spec.terms import PhaseSeconds
+from meshwright.spec.plan import LayerRun, Plan, Prediction
 from meshwright.units import show_bytes, show_count, show_percent, show_seconds
 
 
@@ -85,7 +84,7 @@ def time_table(predicted: Prediction) -> Table:
     for index, stage in enumerate(predicted.stages):
         forward, backward = stage.micro_batch.forward, stage.micro_batch.backward
         both = forward + backward
-        terms = _micro_batch_terms(both)
+        terms = both.sorts_s.values()
         table.add_row(
             str(index),
             show_seconds(forward.total_s),
@@ -155,42 +154,28 @@ def why_it_loses(other: Plan, best: Plan) -> str:
     if slower <= 0:
         return f"{show_percent(slower)} time a sample"
     batches = best.global_batch_size / other.global_batch_size  # terms are compared for equal numbers of samples
-    worst_name, worst_s = max(
-        ((name, batches * _share(other, name) - _share(best, name)) for name in _SHARES), key=lambda item: item[1]
-    )
-    return f"{show_percent(slower)} time a sample, mostly {worst_name} ({show_seconds(worst_s)} a step more)"
+    mine_s, best_s = _slowest_s(other), _slowest_s(best)
+    worst, worst_s = max(((name, batches * mine_s[name] - best_s[name]) for name in _SORTS), key=lambda item: item[1])
+    return f"{show_percent(slower)} time a sample, mostly {_SORTS[worst]} ({show_seconds(worst_s)} a step more)"
 
 
-_SHARES = (
-    "compute",
-    "recomputation",
-    "tensor-parallel communication",
-    "ZeRO communication",
-    "waiting for the slowest rank",
-    "re-layouts",
-    "stage borders",
-    "gradient synchronisation and optimizer",
-    "bubble",
-)
+_SORTS = {
+    "compute_s": "compute",
+    "recompute_s": "recomputation",
+    "tp_s": "tensor-parallel communication",
+    "zero_s": "ZeRO communication",
+    "wait_s": "waiting for the slowest rank",
+    "relayout_s": "re-layouts",
+    "border_s": "stage borders",
+    "once_a_step_s": "gradient synchronisation and optimizer",
+    "bubble_s": "bubble",
+}
 
 
-def _share(plan: Plan, name: str) -> float:
-    """Return the seconds of a step that the slowest stage spends on one sort of work."""
+def _slowest_s(plan: Plan) -> dict[str, float]:
+    """Return the seconds of a step that the slowest stage spends on each sort of work."""
     assert plan.predicted is not None  # noqa: S101 the caller has checked
-    stage = max(plan.predicted.stages, key=lambda s: s.busy_s)
-    return _terms(stage, plan.num_micro_batches)[_SHARES.index(name)]
-
-
-def _terms(stage: StagePrediction, num_micro_batches: int) -> tuple[float, ...]:
-    both = stage.micro_batch.forward + stage.micro_batch.backward
-    each = _micro_batch_terms(both)
-    return (*(num_micro_batches * term for term in each), stage.step.total_s, stage.bubble_s)
-
-
-def _micro_batch_terms(passes: PhaseSeconds) -> tuple[float, ...]:
-    """Return the seconds of one micro-batch by sort of work; copies belong to ZeRO."""
-    p = passes
-    return p.compute_s, p.recompute_s, p.tp_s, p.zero_s + p.copy_s, p.wait_s, p.relayout_s, p.border_s
+    return max(plan.predicted.stages, key=lambda s: s.busy_s).step_sorts_s(plan.num_micro_batches)
 
 
 def _layer_names(plan: Plan, first: int, run: LayerRun) -> str:

@@ -245,12 +245,12 @@ def binding(plan: Plan) -> Binding:
 
 def stages_s(plan: Plan) -> tuple[Mapping[str, float], ...]:
     """Return the seconds of a step of each stage by term; with the bubble they add up to the step."""
-    return tuple(_stage_s(plan, stage) for stage in range(plan.num_stages))
+    return tuple(stage.step_sorts_s(plan.num_micro_batches) for stage in _predicted(plan).stages)
 
 
 def slowest_s(plan: Plan) -> Mapping[str, float]:
     """Return the seconds of a step of the slowest stage by term."""
-    return _stage_s(plan, _slowest_stage(plan))
+    return _predicted(plan).stages[_slowest_stage(plan)].step_sorts_s(plan.num_micro_batches)
 
 
 def stages_bytes(plan: Plan) -> tuple[Mapping[str, int], ...]:
@@ -494,22 +494,6 @@ def _space_of(plan: Plan) -> Space:
         return find_space(name, cut.removesuffix(" stages") or None)
     except UserError:  # of another version, or of a plan that a person wrote
         return SPACES["full"]
-
-
-def _stage_s(plan: Plan, index: int) -> dict[str, float]:
-    stage = _predicted(plan).stages[index]
-    both, count = stage.micro_batch.forward + stage.micro_batch.backward, plan.num_micro_batches
-    return {
-        "compute_s": count * both.compute_s,
-        "recompute_s": count * both.recompute_s,
-        "tp_s": count * both.tp_s,
-        "zero_s": count * (both.zero_s + both.copy_s),
-        "wait_s": count * both.wait_s,
-        "relayout_s": count * both.relayout_s,
-        "border_s": count * both.border_s,
-        "once_a_step_s": stage.step.total_s,
-        "bubble_s": stage.bubble_s,
-    }
 
 
 def _slowest_stage(plan: Plan) -> int:

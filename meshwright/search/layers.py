@@ -412,17 +412,20 @@ def _change(problem: LayerProblem) -> int:
 
 def prefix_bounds(problem: LayerProblem, multipliers: Floats) -> PrefixBound:
     """Return least sums of the layers before each layer, for all multipliers at once and for memory alone."""
-    allowed = problem.time < FAR
-    time, memory = problem.time.astype(float), problem.memory.astype(float)
-    scale = np.append(multipliers, 1.0)[:, None, None]  # the last row is memory alone
-    weight = np.append(np.ones(len(multipliers)), 0.0)
-    cost = np.where(allowed, weight[:, None, None] * time + scale * memory, np.inf)
+    weight, cost = _weighted_costs(problem, multipliers)
     prefix = np.zeros_like(cost)
-    for layer in range(1, len(time)):
+    for layer in range(1, len(problem.time)):
         switch = problem.switches[layer]
         leaving = switch.leaving(prefix[:, layer - 1] + cost[:, layer - 1])
         prefix[:, layer] = (leaving[:, :, None] + _weighted(switch, weight)).min(axis=1)[:, switch.entry_group]
     return PrefixBound(multipliers=multipliers, prefix=prefix[:-1], prefix_memory=prefix[-1])
+
+
+def _weighted_costs(problem: LayerProblem, multipliers: Floats) -> tuple[Floats, Floats]:
+    """Return the weights of time, [lam + 1], and time + lam * memory of every choice; the last row is memory alone."""
+    weight, scale = np.append(np.ones(len(multipliers)), 0.0), np.append(multipliers, 1.0)[:, None, None]
+    time, memory = problem.time.astype(float), problem.memory.astype(float)
+    return weight, np.where(problem.time < FAR, weight[:, None, None] * time + scale * memory, np.inf)
 
 
 def _least_through(problem: LayerProblem, bound: PrefixBound) -> Floats:
@@ -433,12 +436,7 @@ def _least_through(problem: LayerProblem, bound: PrefixBound) -> Floats:
 
 def suffix_sums(problem: LayerProblem, multipliers: Floats) -> Floats:
     """Return [lam, layer, strategy]: least sums from a layer, under a strategy, to the end; the last row: memory."""
-    allowed = problem.time < FAR
-    scale = np.append(multipliers, 1.0)[:, None, None]
-    weight = np.append(np.ones(len(multipliers)), 0.0)
-    suffix = np.where(
-        allowed, weight[:, None, None] * problem.time.astype(float) + scale * problem.memory.astype(float), np.inf
-    )
+    weight, suffix = _weighted_costs(problem, multipliers)
     for layer in range(len(problem.time) - 2, -1, -1):
         switch = problem.switches[layer + 1]
         entering = switch.entering(suffix[:, layer + 1])
@@ -454,11 +452,15 @@ def _weighted(switch: Switch, weight: Floats) -> Floats:
 
 def _reduced(problem: LayerProblem, bound: PrefixBound, through: Floats, threshold: int) -> LayerProblem:
     """Forbid the choices that no plan within threshold and budget contains (reduced-cost fixing)."""
-    budget = float(problem.budget)
-    room = threshold + bound.multipliers * budget + _SLACK * (abs(threshold) + bound.multipliers * budget) + 1
+    room = _room(problem, bound, threshold) + bound.multipliers * float(problem.budget)
     keep = (through[:-1] <= room[:, None, None]).all(axis=0)
-    keep &= through[-1] <= budget + _SLACK * abs(budget)
+    keep &= through[-1] <= problem.budget + _SLACK * abs(problem.budget)
     return replace(problem, time=np.where(keep, problem.time, FAR), memory=np.where(keep, problem.memory, FAR))
+
+
+def _room(problem: LayerProblem, bound: PrefixBound, threshold: int) -> Floats:
+    """Return [lam] what time + lam * (memory - budget) may be at most: the threshold, and a little for floats."""
+    return threshold + _SLACK * (abs(threshold) + bound.multipliers * float(problem.budget)) + 1
 
 
 def _all_labels(problem: LayerProblem, bound: PrefixBound, threshold: int) -> list[_Labels]:
@@ -487,9 +489,9 @@ def _extended(problem: LayerProblem, bound: PrefixBound, threshold: int, layer: 
     slack = _SLACK * abs(problem.budget)
     keep = memory + bound.prefix_memory[layer, here][:, None] <= problem.budget + slack
     over = memory - float(problem.budget)
+    room = _room(problem, bound, threshold)[:, None] - bound.prefix[:, layer, here]
     for number, multiplier in enumerate(bound.multipliers.tolist()):
-        room = threshold + _SLACK * (abs(threshold) + multiplier * float(problem.budget)) + 1
-        keep &= time + multiplier * over <= (room - bound.prefix[number, layer, here])[:, None]
+        keep &= time + multiplier * over <= room[number][:, None]
     if layer == 0:  # complete: integers decide
         keep &= (memory <= problem.budget) & (time <= threshold)
     choice, at = np.nonzero(keep)
@@ -507,8 +509,7 @@ def _kept(problem: LayerProblem, bound: PrefixBound, threshold: int, layer: int,
     """Drop the labels that no prefix can complete, then the dominated ones."""
     lam = bound.multipliers[:, None]
     value = labels.time + lam * (labels.memory - float(problem.budget)) + bound.prefix[:, layer, labels.strategy]
-    room = threshold + _SLACK * (abs(threshold) + bound.multipliers * float(problem.budget)) + 1
-    keep = (value <= room[:, None]).all(axis=0)
+    keep = (value <= _room(problem, bound, threshold)[:, None]).all(axis=0)
     fits = labels.memory + bound.prefix_memory[layer, labels.strategy]
     keep &= fits <= problem.budget + _SLACK * abs(problem.budget)
     if layer == 0:  # complete: integers decide

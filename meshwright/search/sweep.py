@@ -67,7 +67,7 @@ class Sweep:
         Mostly the best of one strategy for all blocks: for comparison, not claimed to be the best of its setting.
         """
         others: dict[Task, Solved] = {}
-        for plan in sorted([*self.plans, *self._uniform_plans(best)], key=lambda plan: plan.score):
+        for plan in sorted([*self.plans, *self._more_uniform_plans()], key=lambda plan: plan.score):
             if plan.task is not best.task:
                 others.setdefault(plan.task, plan)
         return list(others.values())[:NUM_RUNNERS_UP]
@@ -97,11 +97,13 @@ class Sweep:
         if math.isinf(task.bound_s):  # some layer can use no strategy
             self.tasks.remove(task)
             return False
-        if self.request.space.partition in ("exact", "even"):  # uniform plans have even stages
-            uniform = task.best_uniform()
-            if uniform is not None:
-                self.plans.append(uniform)
+        self.plans += self._uniform(task)
         return True
+
+    def _uniform(self, task: Task) -> list[Solved]:
+        """Return the best uniform plan of a task, if it has one: its stages are even, which the space must allow."""
+        uniform = task.best_uniform() if self.request.space.partition in ("exact", "even") else None
+        return [] if uniform is None else [uniform]
 
     def _solve(self, task: Task, best: Solved | None) -> bool:
         """Solve a task; return whether it has to come again, since its share of the time was over.
@@ -129,17 +131,12 @@ class Sweep:
         self.lower_per_sample_s = min(self.lower_per_sample_s, max(bound_s, task.bound_s) / task.batch)
         return False
 
-    def _uniform_plans(self, best: Solved) -> Iterator[Solved]:
-        """Yield uniform plans of settings that were dropped before they were built, until there are enough."""
-        missing = NUM_RUNNERS_UP + 1 - len({plan.task for plan in self.plans})
+    def _more_uniform_plans(self) -> Iterator[Solved]:
+        """Yield uniform plans of settings that were dropped before they were built, where runners-up are missing."""
+        missing = 0 if self.stopped else NUM_RUNNERS_UP + 1 - len({plan.task for plan in self.plans})
         unbuilt = sorted((task for task in self.tasks if task.problem is None), key=lambda task: task.order)
-        if self.stopped or self.request.space.partition not in ("exact", "even"):
-            return
-        for task in unbuilt[: 2 * missing]:
-            task.build()
-            uniform = task.best_uniform() if math.isfinite(task.bound_s) else None
-            if uniform is not None:
-                yield uniform
+        for task in unbuilt[: 2 * max(0, missing)]:
+            yield from self._uniform(task)
 
     def _tell(self, what: str, task: Task) -> None:
         if self.progress is not None:

@@ -79,6 +79,12 @@ class StagePrediction(Spec):
     busy_s: NonNegativeFloat
     bubble_s: NonNegativeFloat
 
+    def step_sorts_s(self, num_micro_batches: int) -> dict[str, float]:
+        """Return the seconds of a whole step by sort of work, once-a-step work and bubble last."""
+        both = self.micro_batch.forward + self.micro_batch.backward
+        each = {name: num_micro_batches * seconds for name, seconds in both.sorts_s.items()}
+        return {**each, "once_a_step_s": self.step.total_s, "bubble_s": self.bubble_s}
+
 
 class Prediction(Spec):
     """What the cost model promises for a plan. `step_s` is the event simulation of the schedule.

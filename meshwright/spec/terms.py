@@ -52,6 +52,19 @@ class PhaseSeconds(Terms):
             + self.border_s
         )
 
+    @property
+    def sorts_s(self) -> dict[str, float]:
+        """The seconds by sort of work, adding up to the total; copies belong to ZeRO."""
+        return {
+            "compute_s": self.compute_s,
+            "recompute_s": self.recompute_s,
+            "tp_s": self.tp_s,
+            "zero_s": self.zero_s + self.copy_s,
+            "wait_s": self.wait_s,
+            "relayout_s": self.relayout_s,
+            "border_s": self.border_s,
+        }
+
 
 class MicroBatchSeconds(Terms):
     forward: PhaseSeconds = PhaseSeconds()
