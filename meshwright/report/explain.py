@@ -14,20 +14,20 @@ from typing import Any
 from rich.table import Table
 
 from meshwright.errors import UserError
-from meshwright.report.text import plain_table
+from meshwright.report.text import SORTS, plain_table
 from meshwright.spec.plan import Plan, Prediction
 from meshwright.units import GiB, show_bytes, show_percent, show_seconds
 
-_TERMS = {
-    "compute_s": ("compute", "compute"),
-    "recompute_s": ("recompute", "recomputation"),
-    "tp_s": ("tp", "tensor-parallel communication"),
-    "zero_s": ("zero", "ZeRO communication"),
-    "wait_s": ("wait", "waiting for the slowest rank"),
-    "relayout_s": ("re-layout", "re-layouts"),
-    "border_s": ("border", "stage borders"),
-    "once_a_step_s": ("once a step", "gradient synchronisation and optimizer"),
-    "bubble_s": ("bubble", "bubble"),
+_COLUMNS = {
+    "compute_s": "compute",
+    "recompute_s": "recompute",
+    "tp_s": "tp",
+    "zero_s": "zero",
+    "wait_s": "wait",
+    "relayout_s": "re-layout",
+    "border_s": "border",
+    "once_a_step_s": "once a step",
+    "bubble_s": "bubble",
 }
 _BYTES = {
     "states_bytes": "model states",
@@ -56,7 +56,7 @@ def binding_sentence(plan: Plan, what: str, stage: int, term: str, share: float)
     busy_s = stages[stage].busy_s
     return (
         f"time binds: stage {stage} is the slowest, busy for {show_seconds(busy_s)} of a step of "
-        f"{show_seconds(predicted.step_s)}, and {_TERMS[term][1]} takes {_share(share)} of the step. No stage is near "
+        f"{show_seconds(predicted.step_s)}, and {SORTS[term]} takes {_share(share)} of the step. No stage is near "
         f"its budget: the fullest needs {show_bytes(fullest_bytes)} of {show_bytes(budget_bytes)}"
     )
 
@@ -75,9 +75,9 @@ def memory_terms_table(rows: Sequence[Mapping[str, int]], over_bytes: Sequence[i
 
 def time_terms_table(rows: Iterable[Mapping[str, float]]) -> Table:
     """Return the seconds of a step of each stage by term."""
-    table = plain_table("stage", *(short for short, _ in _TERMS.values()), "step")
+    table = plain_table("stage", *_COLUMNS.values(), "step")
     for stage, row in enumerate(rows):
-        table.add_row(str(stage), *(show_seconds(row[name]) for name in _TERMS), show_seconds(sum(row.values())))
+        table.add_row(str(stage), *(show_seconds(row[name]) for name in _COLUMNS), show_seconds(sum(row.values())))
     return table
 
 
@@ -85,11 +85,11 @@ def losses_table(
     best: Plan, terms_s: Mapping[str, float], others: Iterable[tuple[str, Plan, Mapping[str, float]]]
 ) -> Table:
     """Return the seconds of a step of `best` by term, and what each other plan takes more."""
-    table = plain_table("plan", "step", *(short for short, _ in _TERMS.values()), *_PLAN_COLUMNS)
+    table = plain_table("plan", "step", *_COLUMNS.values(), *_PLAN_COLUMNS)
     step_s = _predicted(best).step_s
-    table.add_row("this", show_seconds(step_s), *(show_seconds(terms_s[name]) for name in _TERMS), *_in_short(best))
+    table.add_row("this", show_seconds(step_s), *(show_seconds(terms_s[name]) for name in _COLUMNS), *_in_short(best))
     for name, plan, more_s in others:
-        cells = [_more(more_s[term], step_s) for term in _TERMS]
+        cells = [_more(more_s[term], step_s) for term in _COLUMNS]
         table.add_row(name, _more(sum(more_s.values()), step_s), *cells, *_in_short(plan))
     table.caption = "seconds of a step on the slowest stage; the others': how many more, for as many samples"
     table.caption_justify = "left"
@@ -102,11 +102,11 @@ def losses_sentence(slower_fraction: float, slower_s: float, terms_s: Mapping[st
     if abs(slower_fraction) <= _NOTHING:
         return "takes as long"
     sign = 1 if slower_s > 0 else -1
-    ranked = sorted(_TERMS, key=lambda name: -sign * terms_s[name])
+    ranked = sorted(_COLUMNS, key=lambda name: -sign * terms_s[name])
     mostly = [name for name in ranked[:_SHOWN_TERMS] if sign * terms_s[name] > _NOTHING * step_s]
     saved = [name for name in ranked[::-1][:1] if sign * terms_s[name] < -_NOTHING * step_s]
-    words = ", ".join(f"{_TERMS[name][1]} {_more(terms_s[name], step_s)}" for name in mostly)
-    but = "".join(f"; on the other side {_TERMS[name][1]} {_more(terms_s[name], step_s)}" for name in saved)
+    words = ", ".join(f"{SORTS[name]} {_more(terms_s[name], step_s)}" for name in mostly)
+    but = "".join(f"; on the other side {SORTS[name]} {_more(terms_s[name], step_s)}" for name in saved)
     direction = "slower" if sign > 0 else "faster"
     return f"is {show_seconds(abs(slower_s))} a step {direction} ({show_percent(slower_fraction)}): {words}{but}"
 

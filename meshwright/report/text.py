@@ -155,11 +155,11 @@ def why_it_loses(other: Plan, best: Plan) -> str:
         return f"{show_percent(slower)} time a sample"
     batches = best.global_batch_size / other.global_batch_size  # terms are compared for equal numbers of samples
     mine_s, best_s = _slowest_s(other), _slowest_s(best)
-    worst, worst_s = max(((name, batches * mine_s[name] - best_s[name]) for name in _SORTS), key=lambda item: item[1])
-    return f"{show_percent(slower)} time a sample, mostly {_SORTS[worst]} ({show_seconds(worst_s)} a step more)"
+    worst, worst_s = max(((name, batches * mine_s[name] - best_s[name]) for name in SORTS), key=lambda item: item[1])
+    return f"{show_percent(slower)} time a sample, mostly {SORTS[worst]} ({show_seconds(worst_s)} a step more)"
 
 
-_SORTS = {
+SORTS = {
     "compute_s": "compute",
     "recompute_s": "recomputation",
     "tp_s": "tensor-parallel communication",
