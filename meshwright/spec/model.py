@@ -40,6 +40,7 @@ class AttentionSpec(Spec):
     """Causal self-attention: grouped queries, optional rotary positions, biases and q/k norms.
 
     `qk_norm` normalises every head of q and k (before rotation) with one weight of `head_size`.
+    `latent`: multi-head latent attention, where `head_size` is that of queries and keys.
     """
 
     num_heads: Size
@@ -51,6 +52,7 @@ class AttentionSpec(Spec):
     rotary: bool = False
     rope_theta: PositiveFloat = 10000.0
     rope_scaling: RopeScaling | None = None
+    latent: LatentSpec | None = None
 
     @model_validator(mode="after")
     def _check(self) -> AttentionSpec:
@@ -59,6 +61,19 @@ class AttentionSpec(Spec):
         if self.rotary and self.head_size % 2:
             raise ValueError(f"rotary positions need an even head_size, not {self.head_size}")
         return self
+
+
+class LatentSpec(Spec):
+    """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1): keys and values from a small latent.
+
+    Queries come from a latent of `query_rank` (0: straight from the hidden states), keys and values from one of
+    `kv_rank`; of each head, `rope_size` of its `head_size` is rotated (one such key for all heads).
+    """
+
+    query_rank: Annotated[int, Field(ge=0, le=LARGEST_SIZE)]
+    kv_rank: Size
+    rope_size: Size
+    value_size: Size
 
 
 class RopeScaling(Spec):
@@ -77,6 +92,24 @@ class MlpSpec(Spec):
     gated: bool
     activation: Literal["silu", "gelu", "gelu_tanh"]
     bias: bool = False
+    experts: ExpertsSpec | None = None
+
+
+class ExpertsSpec(Spec):
+    """A mixture of experts in the place of one MLP: a router sends each token to `top_k` of `num_experts`.
+
+    `ffn_size` of the MLP is one expert's. `shared_ffn_size`: of the experts that every token passes, together.
+    """
+
+    num_experts: Size
+    top_k: Size
+    shared_ffn_size: Annotated[int, Field(ge=0, le=LARGEST_SIZE)] = 0
+
+    @model_validator(mode="after")
+    def _check(self) -> ExpertsSpec:
+        if self.top_k > self.num_experts:
+            raise ValueError(f"top_k ({self.top_k}) is above num_experts ({self.num_experts})")
+        return self
 
 
 class EmbeddingLayer(Spec):
