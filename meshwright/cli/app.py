@@ -11,6 +11,8 @@ import sys
 import typer
 from pydantic import ValidationError
 
+from meshwright.cli.calibrate import calibrate
+from meshwright.cli.check import check
 from meshwright.cli.common import BAD_INPUT
 from meshwright.cli.compare import compare
 from meshwright.cli.doctor import doctor
@@ -19,6 +21,7 @@ from meshwright.cli.imports import import_app
 from meshwright.cli.plan import plan
 from meshwright.cli.predict import predict
 from meshwright.cli.profile import profile
+from meshwright.cli.recommend import recommend
 from meshwright.cli.schema import schema
 from meshwright.cli.show import show
 from meshwright.cli.space import space
@@ -36,7 +39,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-for command in (plan, predict, show, space, train, profile, tune, compare, schema, doctor):
+for command in (plan, predict, check, recommend, show, space, train, profile, tune, compare, calibrate, schema, doctor):
     app.command()(command)
 app.command("explain")(explain_plan)
 app.command("run-trials", hidden=True)(trials_of_file)

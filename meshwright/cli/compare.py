@@ -18,7 +18,7 @@ from meshwright.search.planner import load_plan
 from meshwright.spec.base import NonNegativeFloat, NonNegativeInt, PositiveFloat
 from meshwright.spec.plan import Plan
 
-_METRICS, _PLAN = "metrics.jsonl", "plan.json"  # what a run writes into its folder
+METRICS, PLAN = "metrics.jsonl", "plan.json"  # what a run writes into its folder
 _Part = Literal["forward", "backward", "waiting", "sync", "optimizer"]
 _DECIDES_A_RUN = ("model", "num_devices", "global_batch_size", "num_micro_batches", "schedule", "stages")
 
@@ -41,8 +41,8 @@ def compare(
 ) -> None:
     """Hold a plan's prediction against its run: step time and its parts by stage, peak memory by rank."""
     loaded = load_plan(plan)
-    file = metrics / _METRICS if is_folder(metrics) else metrics
-    _check_metrics(file, loaded)
+    file = metrics / METRICS if is_folder(metrics) else metrics
+    check_metrics(file, loaded)
     found = compared(loaded, file)
     if json:
         show_json([{**asdict(one), "error": one.error} for one in found])
@@ -50,7 +50,7 @@ def compare(
         show_view(compare_table(found))
 
 
-def _check_metrics(file: Path, plan: Plan) -> None:
+def check_metrics(file: Path, plan: Plan) -> None:
     """Raise UserError when the records are not those of a run of `plan`."""
     steps = [record for record in read_lines(file) if record.get("kind") == "step"]
     for number, data in enumerate(steps, start=1):
@@ -60,7 +60,7 @@ def _check_metrics(file: Path, plan: Plan) -> None:
             ranks = len(record.parts_s.get(part, ()))
             if ranks != len(record.peak_memory_bytes):
                 raise UserError(f"{where}: parts_s.{part}: is of {ranks} ranks, not {len(record.peak_memory_bytes)}")
-    trained = file.parent / _PLAN
+    trained = file.parent / PLAN
     if not trained.is_file():
         return
     other = load_plan(trained)

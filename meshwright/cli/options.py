@@ -19,6 +19,17 @@ BatchOption = Annotated[str, typer.Option(help="Samples a step: 64, 8..512 or au
 SeqLenOption = Annotated[int, typer.Option(min=1, help="Tokens a sample.")]
 MemoryOption = Annotated[str | None, typer.Option(help="Memory a device may use, such as 40GB (default: all).")]
 ReserveOption = Annotated[str | None, typer.Option(help="Part of it to hold back, such as 2GiB.")]
+ConfidenceOption = Annotated[
+    float | None,
+    typer.Option(
+        "--memory-confidence",
+        min=0.5,
+        max=0.99,
+        help="Hold back what published runs say is needed to fit so surely (0.95 on GPUs, unless memory, "
+        "reserve or a profile is given).",
+    ),
+]
+CalibrationOption = Annotated[Path | None, typer.Option(help="Factors from own runs, written by calibrate.")]
 DtypeOption = Annotated[Literal["bf16", "fp32"], typer.Option(help="Dtype that layers compute in.")]
 ProfileOption = Annotated[Path | None, typer.Option(help="A measured profile.")]
 SpaceOption = Annotated[str, typer.Option(help=f"Which plans to consider: {', '.join(SPACES)}.")]

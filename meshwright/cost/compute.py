@@ -1,12 +1,4 @@
-"""Seconds of computing one layer on one rank: a roofline over its operators.
-
-A matrix product (m, k) x (k, n) takes max(2mkn / rate, moved bytes / bandwidth) + launch. Attention
-cores run at their own rate and skip the masked half (flash kernels). Everything else is bound by
-memory: bytes per token of norms, residuals, activations, biases and rotations, as counted for the
-operators of the zoo in 16 bit (scaled by the dtype): forward 20 per hidden and 4 (6 gated) per
-local ffn element, backward 24 and 6 (10 gated), rotary 4 per local query and key element. The loss
-moves 28 bytes per logit, forward and backward together (32-bit temporaries).
-"""
+"""Seconds of computing one layer on one rank: a roofline over its operators (`operators.py`), plus their launches."""
 
 from __future__ import annotations
 
@@ -16,17 +8,27 @@ from functools import lru_cache
 from statistics import median
 
 from meshwright.cost.lines import Points, on_line, rising
+from meshwright.cost.operators import (
+    BACKWARD_ATTENTION,
+    EMBEDDING_BACKWARD_BYTES,
+    EMBEDDING_FORWARD_BYTES,
+    HEAD_NORM_BYTES,
+    LOSS_BACKWARD_BYTES,
+    LOSS_FORWARD_BYTES,
+    block_launches,
+    block_moved,
+    flash_s,
+    matmul_s,
+)
 from meshwright.spec.base import dtype_bytes
 from meshwright.spec.cluster import DeviceSpec
 from meshwright.spec.flops import forward_flops
 from meshwright.spec.job import JobSpec
 from meshwright.spec.model import BlockLayer, EmbeddingLayer, HeadLayer, LayerSpec
-from meshwright.spec.parameters import ParameterSpec, layer_parameters
+from meshwright.spec.parameters import layer_parameters
 from meshwright.spec.profile import LayerSample
 
 _HALF = 2  # bytes of the dtype that the per-token byte counts were made for
-_BACKWARD_ATTENTION = 2.5  # FLOPs of a flash backward pass over its forward pass (it recomputes the scores)
-_LOSS_FORWARD_BYTES, _LOSS_BACKWARD_BYTES = 14, 14
 _OPTIMIZER_BYTES = 40  # norm, clipping, and AdamW, which rewrites master and states
 
 
@@ -141,7 +143,7 @@ def _roofline(layer: LayerSpec, tp: int, samples_per_rank: int, job: JobSpec, de
     forward_launches, backward_launches = _launches(layer)
     bytes_per_s = device.memory_bytes_per_s * device.memory_efficiency
     forward_s += attention_s + forward_bytes / bytes_per_s + forward_launches * device.launch_s
-    backward_s += _BACKWARD_ATTENTION * attention_s + backward_bytes / bytes_per_s + backward_launches * device.launch_s
+    backward_s += BACKWARD_ATTENTION * attention_s + backward_bytes / bytes_per_s + backward_launches * device.launch_s
     return ComputeSeconds(forward_s=forward_s, backward_s=backward_s)
 
 
@@ -161,55 +163,47 @@ def optimizer_s(num_elements: int, device: DeviceSpec) -> float:
 
 
 def _matmuls(layer: LayerSpec, tp: int, tokens: int) -> Iterator[tuple[int, int, int]]:
-    """Yield (rows, columns, inner) of every weight product of the layer's forward pass."""
+    """Yield (rows, columns, inner) of every weight product of the layer's forward pass; those of all experts as one."""
     if isinstance(layer, EmbeddingLayer):
         return
+    experts = layer.mlp.experts if isinstance(layer, BlockLayer) else None
     for parameter in layer_parameters(layer):
-        if _is_matrix(parameter):
-            num_outputs, num_inputs = parameter.local_shape(tp)
-            yield tokens, num_outputs, num_inputs
-
-
-def _is_matrix(parameter: ParameterSpec) -> bool:
-    return len(parameter.shape) == 2  # noqa: PLR2004 a matrix
+        if len(parameter.shape) > 1:
+            *_, num_outputs, num_inputs = parameter.local_shape(tp)
+            visits = experts.top_k if experts is not None and parameter.is_of_experts else 1
+            yield tokens * visits, num_outputs, num_inputs
 
 
 def _matmul_s(rows: int, columns: int, inner: int, job: JobSpec, device: DeviceSpec) -> float:
     flops_per_s = device.peak_flops_per_s(job.param_dtype) * device.matmul_efficiency
-    moved = (rows * inner + inner * columns + rows * columns) * dtype_bytes(job.param_dtype)
-    moving_s = moved / (device.memory_bytes_per_s * device.memory_efficiency)
-    return max(2 * rows * columns * inner / flops_per_s, moving_s) + device.launch_s
+    bytes_per_s = device.memory_bytes_per_s * device.memory_efficiency
+    seconds = matmul_s(rows, columns, inner, flops_per_s, bytes_per_s, dtype_bytes(job.param_dtype))
+    return seconds + device.launch_s
 
 
 def _attention_s(layer: LayerSpec, tp: int, samples: int, job: JobSpec, device: DeviceSpec) -> float:
     if not isinstance(layer, BlockLayer):
         return 0.0
-    causal_flops = forward_flops(layer, job.seq_len).attention_flops * samples / tp / 2
-    # Tiles on the diagonal are computed whole: a share of 256 tokens is lost (fitted on published runs).
-    fill = job.seq_len / (job.seq_len + 256)
-    rate = device.peak_flops_per_s(job.param_dtype) * device.attention_efficiency * fill
-    return causal_flops / rate + device.launch_s
+    flops = forward_flops(layer, job.seq_len).attention_flops * samples / tp
+    rate = device.peak_flops_per_s(job.param_dtype) * device.attention_efficiency
+    return flash_s(flops, job.seq_len, rate) + device.launch_s
 
 
 def _moved_bytes(layer: LayerSpec, tp: int, tokens: int, job: JobSpec) -> tuple[float, float]:
     scale = tokens * dtype_bytes(job.param_dtype) / _HALF
     match layer:
         case EmbeddingLayer():
-            return scale * 8 * layer.hidden_size, scale * 12 * layer.hidden_size
+            return (
+                scale * EMBEDDING_FORWARD_BYTES * layer.hidden_size,
+                scale * EMBEDDING_BACKWARD_BYTES * layer.hidden_size,
+            )
         case HeadLayer():
             logits = tokens * layer.padded_vocab_size / tp
-            norms = scale * 10 * layer.hidden_size
-            return norms + logits * _LOSS_FORWARD_BYTES, norms + logits * _LOSS_BACKWARD_BYTES
+            norms = scale * HEAD_NORM_BYTES * layer.hidden_size
+            return norms + logits * LOSS_FORWARD_BYTES, norms + logits * LOSS_BACKWARD_BYTES
         case BlockLayer():
-            ffn = layer.mlp.ffn_size / tp
-            gated = layer.mlp.gated
-            forward = 20 * layer.hidden_size + (6 if gated else 4) * ffn
-            backward = 24 * layer.hidden_size + (10 if gated else 6) * ffn
-            if layer.attention.rotary:
-                heads = layer.attention.num_heads + layer.attention.num_kv_heads
-                forward += 4 * heads * layer.attention.head_size / tp
-                backward += 4 * heads * layer.attention.head_size / tp
-            return scale * forward, scale * backward
+            moved = block_moved(layer, tp)
+            return scale * moved.forward_bytes, scale * moved.backward_bytes
 
 
 def _launches(layer: LayerSpec) -> tuple[int, int]:
@@ -220,4 +214,4 @@ def _launches(layer: LayerSpec) -> tuple[int, int]:
         case HeadLayer():
             return 8, 8
         case BlockLayer():
-            return (16, 24) if layer.attention.rotary else (8, 12)
+            return block_launches(layer)

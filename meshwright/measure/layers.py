@@ -90,8 +90,8 @@ class _Meeting:
 
 def _measure(layer: LayerSpec, tp: int, samples: int, copies: int, job: JobSpec, meeting: _Meeting) -> Figures:
     device = meeting.device
-    modules = [_built(layer, tp, job.param_dtype, device) for _ in range(copies)]
-    inputs, extra = _inputs(layer, samples, job.seq_len, job.param_dtype, device)
+    modules = [built_layer(layer, tp, job.param_dtype, device) for _ in range(copies)]
+    inputs, extra = layer_inputs(layer, samples, job.seq_len, job.param_dtype, device)
     forward, backward, *met = _forward_backward(modules, inputs, extra, meeting)
     parameters = list(modules[0].parameters())
     saved = saved_bytes(lambda: modules[0](inputs, *extra), [local_data(p) for p in parameters])
@@ -107,7 +107,7 @@ def _measure(layer: LayerSpec, tp: int, samples: int, copies: int, job: JobSpec,
     }
 
 
-def _built(layer: LayerSpec, tp: int, dtype: Dtype, device: torch.device) -> nn.Module:
+def built_layer(layer: LayerSpec, tp: int, dtype: Dtype, device: torch.device) -> nn.Module:
     """Return the layer as the first of `tp` ranks holds it, split as the runtime does, with nobody to talk to."""
     with torch.device("meta"):
         module = build_layer(layer).to(TORCH_DTYPES[dtype])
@@ -121,7 +121,7 @@ def _built(layer: LayerSpec, tp: int, dtype: Dtype, device: torch.device) -> nn.
     return module
 
 
-def _inputs(
+def layer_inputs(
     layer: LayerSpec, samples: int, seq_len: int, dtype: Dtype, device: torch.device
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
     if isinstance(layer, EmbeddingLayer):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from meshwright.errors import UserError
 from meshwright.models.decoder import Block, Embedding, Head
 from meshwright.spec.model import BlockLayer, EmbeddingLayer, LayerSpec, ModelSpec
 
@@ -13,7 +14,16 @@ def build_layer(spec: LayerSpec) -> nn.Module:
     """Return the module of one layer, on torch's current default device, its values not set."""
     if isinstance(spec, EmbeddingLayer):
         return Embedding(spec)
+    _refuse_priced_only(spec)
     return Block(spec) if isinstance(spec, BlockLayer) else Head(spec)
+
+
+def _refuse_priced_only(spec: LayerSpec) -> None:
+    """Raise UserError for what the cost model prices and no module implements."""
+    if isinstance(spec, BlockLayer) and spec.mlp.experts is not None:
+        raise UserError(f"mlp.experts: {spec.mlp.experts.num_experts} experts can be priced, but not trained yet")
+    if isinstance(spec, BlockLayer) and spec.attention.latent is not None:
+        raise UserError("attention.latent: latent attention can be priced, but not trained yet")
 
 
 class Transformer(nn.Module):

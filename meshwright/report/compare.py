@@ -40,13 +40,7 @@ def compare(plan: Plan, metrics: Path) -> list[Compared]:
     """
     if plan.predicted is None:
         raise UserError("plan: has no prediction; price it first, with meshwright predict or plan")
-    steps = [record for record in read_lines(metrics) if record.get("kind") == "step"]
-    steps = steps[_SKIPPED_STEPS:] or steps
-    if not steps:
-        raise UserError(f"{metrics}: holds no steps")
-    ranks = len(steps[-1].get("peak_memory_bytes", ()))
-    if ranks != plan.num_devices:
-        raise UserError(f"{metrics}: is of {ranks} ranks, but the plan is for {plan.num_devices}")
+    steps = measured_steps(metrics, plan.num_devices)
     found = [_compared("step", "all", "s", plan.predicted.step_s, median(step["step_s"] for step in steps))]
     for stage, predicted in enumerate(plan.predicted.stages):
         of_stage = range(stage * plan.stage_devices, (stage + 1) * plan.stage_devices)
@@ -60,6 +54,21 @@ def compare(plan: Plan, metrics: Path) -> list[Compared]:
             peak = steps[-1]["peak_memory_bytes"][rank]
             found.append(_compared("peak memory", f"rank {rank}", "bytes", predicted.peak_bytes, peak))
     return found
+
+
+def measured_steps(metrics: Path, num_devices: int) -> list[dict[str, Any]]:
+    """Return the records of the steps of a run, less those that warm it up.
+
+    Raises UserError when there are none, or of another number of ranks.
+    """
+    steps = [record for record in read_lines(metrics) if record.get("kind") == "step"]
+    steps = steps[_SKIPPED_STEPS:] or steps
+    if not steps:
+        raise UserError(f"{metrics}: holds no steps")
+    ranks = len(steps[-1].get("peak_memory_bytes", ()))
+    if ranks != num_devices:
+        raise UserError(f"{metrics}: is of {ranks} ranks, but the plan is for {num_devices}")
+    return steps
 
 
 def compare_table(found: list[Compared]) -> Table:

@@ -60,6 +60,27 @@ def prediction_line(plan: Plan, predicted: Prediction) -> Text:
     )
 
 
+def fit_lines(plan: Plan) -> list[str]:
+    """Return for every stage what it needs at most of what may be used, and the largest terms of it."""
+    usable = plan.budget.usable_bytes
+    lines: list[str] = []
+    for index, stage in enumerate(plan.predicted.stages if plan.predicted else ()):
+        terms = {
+            "states": stage.states.total_bytes,
+            "activations": stage.in_flight * stage.activation_bytes,
+            "transient": stage.transient.total_bytes,
+        }
+        of = ", ".join(f"{name} {show_bytes(size)}" for name, size in terms.items())
+        left = usable - stage.peak_bytes
+        verdict = f"fits, {show_bytes(left)} left" if left >= 0 else f"DOES NOT FIT, {show_bytes(-left)} short"
+        lines.append(f"stage {index}: peak {show_bytes(stage.peak_bytes)} ({of}) of {show_bytes(usable)}: {verdict}")
+    if plan.budget.reserved_bytes:
+        lines.append(
+            f"of {show_bytes(plan.budget.memory_bytes)}, {show_bytes(plan.budget.reserved_bytes)} are held back"
+        )
+    return lines
+
+
 def strategy_table(plan: Plan) -> Table:
     """Return the layers of each stage with their strategies."""
     table = plain_table("stage", "ranks", "layers", "strategy")

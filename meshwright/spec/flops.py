@@ -2,13 +2,16 @@
 
 A matrix product of (m, k) by (k, n) is 2mkn. Attention scores and their use are counted in full,
 not halved for the causal mask (the convention of PaLM, arXiv 2204.02311, appendix B), so `mfu`
-compares with what Megatron and torchtitan print.
+compares with what Megatron and torchtitan print. Of routed experts those that a token visits count.
 """
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from meshwright.spec.base import Spec
 from meshwright.spec.model import BlockLayer, EmbeddingLayer, HeadLayer, LayerSpec, ModelSpec
+from meshwright.spec.parameters import layer_parameters
 
 
 class LayerFlops(Spec):
@@ -26,11 +29,24 @@ def forward_flops(layer: LayerSpec, seq_len: int) -> LayerFlops:
         case HeadLayer():
             return LayerFlops(matmul_flops=2 * seq_len * layer.hidden_size * layer.padded_vocab_size)
         case BlockLayer():
-            attention, mlp = layer.attention, layer.mlp
-            queries = attention.num_heads * attention.head_size
-            keys = attention.num_kv_heads * attention.head_size
-            weights = layer.hidden_size * (2 * queries + 2 * keys + (3 if mlp.gated else 2) * mlp.ffn_size)
-            return LayerFlops(matmul_flops=2 * seq_len * weights, attention_flops=4 * seq_len**2 * queries)
+            attention = layer.attention
+            value_size = attention.latent.value_size if attention.latent else attention.head_size
+            scores = attention.num_heads * (attention.head_size + value_size)
+            return LayerFlops(
+                matmul_flops=2 * seq_len * _weights_a_token_meets(layer), attention_flops=2 * seq_len**2 * scores
+            )
+
+
+@lru_cache(maxsize=4096)
+def _weights_a_token_meets(layer: BlockLayer) -> int:
+    experts = layer.mlp.experts
+    total = 0
+    for parameter in layer_parameters(layer):
+        if parameter.is_of_experts and experts is not None:
+            total += parameter.num_elements // experts.num_experts * experts.top_k
+        elif len(parameter.shape) == 2:  # noqa: PLR2004 a matrix
+            total += parameter.num_elements
+    return total
 
 
 def step_flops(model: ModelSpec, seq_len: int, num_samples: int) -> int:

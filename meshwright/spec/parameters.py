@@ -2,7 +2,10 @@
 
 The cost model counts bytes from this list, the runtime splits weights by it, and a test holds the
 torch modules against it. Column-parallel weights split dimension 0 (their outputs are split),
-row-parallel weights dimension 1 (their inputs are split and their outputs summed).
+row-parallel weights dimension 1 (their inputs are split and their outputs summed). The weights of
+all experts of a layer are one tensor of three dimensions, experts first, and split like those of one
+expert. Latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1) has down-projections that every
+rank holds whole, and up-projections split by heads.
 """
 
 from __future__ import annotations
@@ -12,7 +15,20 @@ from functools import lru_cache
 from math import prod
 
 from meshwright.spec.base import NonNegativeInt, PositiveInt, Spec, divide
-from meshwright.spec.model import BlockLayer, EmbeddingLayer, HeadLayer, LayerSpec, ModelSpec, Norm
+from meshwright.spec.model import (
+    AttentionSpec,
+    BlockLayer,
+    EmbeddingLayer,
+    ExpertsSpec,
+    HeadLayer,
+    LatentSpec,
+    LayerSpec,
+    MlpSpec,
+    ModelSpec,
+    Norm,
+)
+
+_EXPERTS = "mlp.experts."
 
 
 class ParameterSpec(Spec):
@@ -30,6 +46,11 @@ class ParameterSpec(Spec):
     @property
     def num_elements(self) -> int:
         return prod(self.shape)
+
+    @property
+    def is_of_experts(self) -> bool:
+        """Whether this is the weight of all routed experts, which expert parallelism splits by expert."""
+        return self.name.startswith(_EXPERTS)
 
     def local_shape(self, tp: int) -> tuple[int, ...]:
         """Return the shape that one of `tp` ranks holds."""
@@ -72,9 +93,21 @@ def _embedding(layer: EmbeddingLayer) -> Iterator[ParameterSpec]:
 
 def _block(layer: BlockLayer) -> Iterator[ParameterSpec]:
     attention, mlp, hidden = layer.attention, layer.mlp, layer.hidden_size
+    yield from _norm("norm1", layer.norm, hidden)
+    if attention.latent is None:
+        yield from _attention(attention, hidden)
+    else:
+        yield from _latent_attention(attention, attention.latent, hidden, layer.norm)
+    yield from _norm("norm2", layer.norm, hidden)
+    if mlp.experts is None:
+        yield from _mlp("mlp", mlp, mlp.ffn_size, hidden)
+    else:
+        yield from _experts(mlp, mlp.experts, hidden)
+
+
+def _attention(attention: AttentionSpec, hidden: int) -> Iterator[ParameterSpec]:
     queries = attention.num_heads * attention.head_size
     keys = attention.num_kv_heads * attention.head_size
-    yield from _norm("norm1", layer.norm, hidden)
     yield from _linear("attention.q", queries, hidden, tp_dim=0, bias=attention.bias)
     yield from _linear("attention.k", keys, hidden, tp_dim=0, bias=attention.bias)
     yield from _linear("attention.v", keys, hidden, tp_dim=0, bias=attention.bias)
@@ -82,11 +115,40 @@ def _block(layer: BlockLayer) -> Iterator[ParameterSpec]:
     if attention.qk_norm:
         for name in ("attention.q_norm.weight", "attention.k_norm.weight"):
             yield ParameterSpec(name=name, shape=(attention.head_size,), acts_on_split=True)
-    yield from _norm("norm2", layer.norm, hidden)
+
+
+def _latent_attention(
+    attention: AttentionSpec, latent: LatentSpec, hidden: int, norm: Norm
+) -> Iterator[ParameterSpec]:
+    queries = attention.num_heads * attention.head_size
+    if latent.query_rank:
+        yield ParameterSpec(name="attention.q_a.weight", shape=(latent.query_rank, hidden))
+        yield from _norm("attention.q_a_norm", norm, latent.query_rank)
+        yield from _linear("attention.q_b", queries, latent.query_rank, tp_dim=0, bias=False)
+    else:
+        yield from _linear("attention.q", queries, hidden, tp_dim=0, bias=False)
+    yield ParameterSpec(name="attention.kv_a.weight", shape=(latent.kv_rank + latent.rope_size, hidden))
+    yield from _norm("attention.kv_a_norm", norm, latent.kv_rank)
+    keys_and_values = attention.num_heads * (attention.head_size - latent.rope_size + latent.value_size)
+    yield from _linear("attention.kv_b", keys_and_values, latent.kv_rank, tp_dim=0, bias=False)
+    yield from _linear("attention.out", hidden, attention.num_heads * latent.value_size, tp_dim=1, bias=False)
+
+
+def _mlp(name: str, mlp: MlpSpec, ffn_size: int, hidden: int) -> Iterator[ParameterSpec]:
     if mlp.gated:
-        yield from _linear("mlp.gate", mlp.ffn_size, hidden, tp_dim=0, bias=mlp.bias)
-    yield from _linear("mlp.up", mlp.ffn_size, hidden, tp_dim=0, bias=mlp.bias)
-    yield from _linear("mlp.down", hidden, mlp.ffn_size, tp_dim=1, bias=mlp.bias)
+        yield from _linear(f"{name}.gate", ffn_size, hidden, tp_dim=0, bias=mlp.bias)
+    yield from _linear(f"{name}.up", ffn_size, hidden, tp_dim=0, bias=mlp.bias)
+    yield from _linear(f"{name}.down", hidden, ffn_size, tp_dim=1, bias=mlp.bias)
+
+
+def _experts(mlp: MlpSpec, experts: ExpertsSpec, hidden: int) -> Iterator[ParameterSpec]:
+    yield ParameterSpec(name="mlp.router.weight", shape=(experts.num_experts, hidden))
+    count = experts.num_experts
+    for name in ("gate", "up") if mlp.gated else ("up",):
+        yield ParameterSpec(name=f"{_EXPERTS}{name}.weight", shape=(count, mlp.ffn_size, hidden), tp_dim=1)
+    yield ParameterSpec(name=f"{_EXPERTS}down.weight", shape=(count, hidden, mlp.ffn_size), tp_dim=2)
+    if experts.shared_ffn_size:
+        yield from _mlp("mlp.shared", mlp, experts.shared_ffn_size, hidden)
 
 
 def _head(layer: HeadLayer) -> Iterator[ParameterSpec]:

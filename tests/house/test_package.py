@@ -6,12 +6,17 @@ import ast
 import importlib
 import re
 import tomllib
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
 import meshwright
+from meshwright.spec.accuracy import shipped_errors
+from meshwright.spec.constants import shipped_constants
+from meshwright.spec.frameworks import default_software
 from meshwright.spec.library import device, device_names, model, model_names
+from meshwright.spec.memory import shipped_memory
+from meshwright.spec.run import FrameworkName
 from tests.house.source import PACKAGE, ROOT
 
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -54,6 +59,11 @@ def test_every_data_file_is_shipped_and_loads():
     for name in model_names():
         assert model(name).name == name
         loaded.add(data / "models" / f"{name}.json")
+    assert shipped_constants().source
+    assert shipped_memory().source
+    assert all(0 <= errors.median <= errors.p90 for errors in shipped_errors())
+    assert all(default_software(name) for name in get_args(FrameworkName))
+    loaded |= {data / "constants.yaml", data / "memory.yaml", data / "accuracy.yaml", data / "frameworks.yaml"}
     assert files == loaded, "a data file that no test loads"
 
 

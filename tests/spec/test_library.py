@@ -123,7 +123,7 @@ def test_cluster_text(text: str, nodes: int, devices: int, kind: str, name: str)
         ("2x2x2xcpu", "'2x2x2xcpu' is not a cluster"),
         ("0xcpu", "'0xcpu' has no devices"),
         ("0x8xcpu", "'0x8xcpu' has no devices"),
-        ("8xv9000", "device: 'v9000' is not known; known: a100-pcie-40g, a100-sxm-40g"),
+        ("8xv9000", "device: 'v9000' is not known; known: a100-pcie-40g, a100-pcie-80g"),
         ("nowhere.yaml", "nowhere.yaml: no such file"),
     ],
 )
@@ -163,3 +163,9 @@ def test_datasheet_numbers():
     assert (h100.bf16_flops_per_s, h100.memory_bytes, h100.memory_bytes_per_s) == (989e12, 80 * GiB, 3350e9)
     assert cluster("8xa100-sxm-40g").intra_node.bytes_per_s == 300e9
     assert cluster("8xh100-sxm").inter_node.bytes_per_s == 50e9
+    b200, mi300x = device("b200-sxm"), device("mi300x")
+    assert (b200.bf16_flops_per_s, b200.matmul_efficiency) == (2250e12, pytest.approx(0.88 * 1745 / 2250, abs=1e-3))
+    assert (mi300x.memory_bytes, mi300x.matmul_efficiency) == (192 * GiB, pytest.approx(0.88 * 668.4 / 1307, abs=1e-3))
+    v100, limited = device("v100-sxm2-16g"), device("h100-sxm-96g-500w")
+    assert (v100.bf16_flops_per_s, v100.memory_bytes, v100.memory_bytes_per_s) == (125e12, 16 * GiB, 900e9)
+    assert (limited.bf16_flops_per_s, limited.memory_bytes, limited.memory_bytes_per_s) == (989e12, 96 * GiB, 2400e9)

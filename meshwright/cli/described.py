@@ -1,0 +1,163 @@
+"""What `predict` and `check` are asked about: a plan file, or one strategy for all layers, of any framework."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+from meshwright.cli.run_options import PricedRun, RunOptions, make_run, price_run
+from meshwright.cost.predict import predict as price
+from meshwright.errors import UserError
+from meshwright.search.planner import calibrated, load_plan, make_budget
+from meshwright.search.space import even_boundaries
+from meshwright.spec import library
+from meshwright.spec.base import divide
+from meshwright.spec.job import JobSpec
+from meshwright.spec.plan import Plan, StagePlan
+from meshwright.spec.schedule import ScheduleName
+from meshwright.spec.strategy import Strategy
+from meshwright.units import parse_bytes
+
+PlanArgument = Annotated[Path | None, typer.Argument(help="A plan file; or describe a uniform plan with options.")]
+ModelOption = Annotated[str | None, typer.Option(help="Library name, config.json, its folder, or a model file.")]
+ClusterOption = Annotated[str | None, typer.Option(help="[nodes x] devices x kind, or a YAML file.")]
+BatchOption = Annotated[int | None, typer.Option(min=1, help="Samples a step.")]
+SeqLenOption = Annotated[int | None, typer.Option(min=1, help="Tokens a sample.")]
+TpOption = Annotated[int, typer.Option(min=1, help="Tensor-parallel degree.")]
+PpOption = Annotated[int, typer.Option(min=1, help="Number of pipeline stages, as even as the blocks allow.")]
+ZeroOption = Annotated[int, typer.Option(min=0, max=3, help="0 replicates, 1 to 3 shard.")]
+ShardOption = Annotated[int | None, typer.Option(min=1, help="Ranks to shard over (default: all of dp).")]
+RecomputeOption = Annotated[bool, typer.Option(help="Recompute the activations of all blocks.")]
+MicroBatchesOption = Annotated[int | None, typer.Option(min=1, help="Micro-batches a step (default: 1).")]
+ScheduleOption = Annotated[ScheduleName, typer.Option(help="Pipeline schedule.")]
+DtypeOption = Annotated[Literal["bf16", "fp32"], typer.Option(help="Dtype that layers compute in.")]
+MemoryOption = Annotated[str | None, typer.Option(help="Memory a device may use (default: all).")]
+
+# What only runs of other frameworks may say, with what it is when it is not given.
+_PRICED_ONLY: dict[str, Any] = {
+    "cp": 1, "ep": 1, "virtual_stages": 1, "sequence_parallel": False, "recompute_granularity": None,
+    "attention": None, "loss": None, "operators": None, "fp8": "none", "dropout": False,
+}  # fmt: skip
+_GIVEN_BY_A_PLAN: dict[str, Any] = {
+    "model": None, "cluster": None, "global_batch": None, "seq_len": None, "memory": None, "dp_shard": None, "tp": 1,
+    "pp": 1, "zero_stage": 0, "recompute": False, "micro_batches": None, "micro_batch_size": None,
+    "framework": "meshwright", "memory_confidence": None, "calibration": None, **_PRICED_ONLY,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Described:
+    """A priced plan of our own, or a priced run of another framework."""
+
+    plan: Plan | None = None
+    run: PricedRun | None = None
+
+
+def described(command: str, given: dict[str, Any]) -> Described:
+    """Return what the options of `command` describe, priced. Raises UserError when they do not make one."""
+    if given["plan"] is not None:
+        changed = [name for name, usual in _GIVEN_BY_A_PLAN.items() if given[name] != usual]
+        if changed:
+            raise UserError(f"{command}: a plan file says it all; leave out {', '.join(map(_flag, changed))}")
+        wanted = load_plan(given["plan"])
+        return Described(plan=wanted.model_copy(update={"predicted": price(wanted)}))
+    missing = [_flag(name) for name in ("model", "cluster", "global_batch", "seq_len") if given[name] is None]
+    if missing:
+        raise UserError(f"{command}: give a plan file, or also {', '.join(missing)}")
+    if given["framework"] == "meshwright":
+        wanted = _uniform_plan(given)
+        return Described(plan=wanted.model_copy(update={"predicted": price(wanted)}))
+    if given["calibration"] is not None:
+        raise UserError("calibration: is of our own runs; it says nothing about another framework")
+    memory_bytes = None if given["memory"] is None else parse_bytes(given["memory"])
+    run = make_run(_run_options(given))
+    return Described(run=price_run(run, memory_bytes, given["memory_confidence"]))
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def _run_options(given: dict[str, Any]) -> RunOptions:
+    granularity = given["recompute_granularity"] or ("full" if given["recompute"] else None)
+    same = ("framework", "model", "cluster", "global_batch", "seq_len", "tp", "cp", "pp", "ep", "virtual_stages",
+            "sequence_parallel", "zero_stage", "dropout", "attention", "loss", "operators", "fp8")  # fmt: skip
+    return RunOptions(
+        **{name: given[name] for name in same},
+        micro_batch_size=_micro_batch_size(given),
+        shard_ranks=given["dp_shard"],
+        recompute=granularity,
+    )
+
+
+def _replicas(given: dict[str, Any]) -> int:
+    devices = library.cluster(given["cluster"]).num_devices
+    of_stage = divide(devices, given["pp"], "devices over pp")
+    return divide(divide(of_stage, given["tp"], "devices of a stage over tp"), given["cp"], "their replicas over cp")
+
+
+def _micro_batch_size(given: dict[str, Any]) -> int:
+    if given["micro_batch_size"] is None:
+        samples = divide(given["global_batch"], given["micro_batches"] or 1, "global-batch over micro-batches")
+        return divide(samples, _replicas(given), "micro-batch over replicas")
+    if given["micro_batches"] is not None:
+        raise UserError("micro-batch-size: says how many micro-batches there are, and so does micro-batches; drop one")
+    return given["micro_batch_size"]
+
+
+def _micro_batches(given: dict[str, Any]) -> int:
+    """Return the micro-batches of a step: given, or from the samples of one replica (Megatron's meaning)."""
+    if given["micro_batch_size"] is None:
+        return given["micro_batches"] or 1
+    samples = _micro_batch_size(given) * _replicas(given)
+    return divide(given["global_batch"], samples, "global-batch over micro-batch-size x replicas")
+
+
+def _uniform_plan(given: dict[str, Any]) -> Plan:
+    only = [_flag(name) for name, usual in _PRICED_ONLY.items() if given[name] != usual]
+    if only:
+        raise UserError(
+            f"{only[0].removeprefix('--')}: our own runtime has no such choice; price another one's with --framework"
+        )
+    model, cluster = library.model(given["model"]), library.cluster(given["cluster"])
+    budget = make_budget(cluster, given["memory"], None, given["memory_confidence"])
+    if given["calibration"] is not None:
+        cluster, budget = calibrated(cluster, budget, given["calibration"])
+    job = JobSpec(global_batch_size=given["global_batch"], seq_len=given["seq_len"], param_dtype=given["dtype"])
+    bounds = even_boundaries(len(model.layers), given["pp"])
+    strategy = _strategy(given, _replicas(given))
+    if bounds is None:
+        raise UserError(
+            f"pp: {given['pp']} stages need at least {given['pp']} blocks, but {model.name} has {model.num_blocks}"
+        )
+    block = strategy.model_copy(update={"recompute": "full"}) if given["recompute"] else strategy
+    chosen = [strategy, *[block] * model.num_blocks, strategy]
+    return Plan(
+        model=model,
+        cluster=cluster,
+        job=job,
+        budget=budget,
+        num_devices=cluster.num_devices,
+        global_batch_size=job.batch_size,
+        num_micro_batches=_micro_batches(given),
+        schedule=given["schedule"],
+        stages=tuple(StagePlan.of(chosen[low:high]) for low, high in pairwise(bounds)),
+    )
+
+
+def _strategy(given: dict[str, Any], dp: int) -> Strategy:
+    tp, zero_stage, dp_shard = given["tp"], given["zero_stage"], given["dp_shard"]
+    if dp == 1 and zero_stage:
+        raise UserError(
+            f"zero-stage: {zero_stage} shards over data-parallel ranks, but tp and pp leave a dp of 1; use 0"
+        )
+    if zero_stage == 0:
+        if dp_shard not in (None, 1):
+            raise UserError(f"dp-shard: {dp_shard} needs zero-stage 2 or 3 and a dp of at least 2 (dp is {dp})")
+        return Strategy(tp=tp, dp_replicate=dp)
+    shards = dp if dp_shard is None else dp_shard
+    return Strategy(tp=tp, dp_replicate=divide(dp, shards, "dp over dp-shard"), dp_shard=shards, zero_stage=zero_stage)

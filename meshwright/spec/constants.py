@@ -1,0 +1,101 @@
+"""The constants of the cost model that no data sheet gives: shipped with where each comes from.
+
+`data/constants.yaml` holds the values, how they were fitted and on which groups of published runs. Those of a type
+of device stand for all devices whose name starts with one of its prefixes; a device of no such type is priced by
+the efficiencies of its own spec.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib import resources
+from typing import Annotated
+
+from pydantic import Field
+
+from meshwright.files import from_data, read_data
+from meshwright.spec.base import NonNegativeFloat, PositiveFloat, Spec
+from meshwright.spec.cluster import DeviceSpec
+
+# FlashAttention-2 (arXiv 2307.08691, section 4): twice the speed of its predecessor forward, somewhat less backward.
+_FLASH1_OVER_FLASH2 = 0.6
+# Batched products of one head's scores are far smaller than weight products.
+_UNFUSED_OVER_MATMUL = 0.6
+
+Share = Annotated[float, Field(gt=0, le=1)]
+
+
+class DeviceConstants(Spec):
+    """Shares of a device's peaks that operators reach: of FLOP/s in 16 bit, of fp8 FLOP/s, of bytes/s of memory.
+
+    `matmul` of large weight products, `flash2` and `flash1` of forward attention cores of that kind of kernel,
+    `unfused` of batched products of scores, `fp8` of weight products in fp8.
+    """
+
+    matmul_efficiency: Share
+    flash2_efficiency: Share
+    flash1_efficiency: Share
+    unfused_efficiency: Share
+    memory_efficiency: Share
+    fp8_efficiency: Share
+
+
+class DeviceType(Spec):
+    """Devices that share constants: those whose names start with one of `prefixes`."""
+
+    name: str
+    prefixes: tuple[str, ...]
+    constants: DeviceConstants
+    fitted_on: tuple[str, ...]
+
+
+class Constants(Spec):
+    """Constants of all devices, and those of the types that were fitted. `source` says how."""
+
+    nvlink_efficiency: Share
+    nic_efficiency: Share
+    exposed_share: NonNegativeFloat
+    eager_factor: PositiveFloat
+    fp8_copy_factor: PositiveFloat
+    async_tp_factor: PositiveFloat
+    overlapped_tp_factor: PositiveFloat
+    p2p_factor: PositiveFloat
+    ring_hop_s: NonNegativeFloat
+    straggler_share: NonNegativeFloat
+    engine_skew_s: NonNegativeFloat
+    tail_elements: NonNegativeFloat
+    unaligned_factor: PositiveFloat
+    expert_imbalance_factor: PositiveFloat
+    step_s: NonNegativeFloat
+    devices: tuple[DeviceType, ...]
+    source: str
+
+    def of(self, device: DeviceSpec) -> DeviceConstants:
+        """Return the constants of the type of `device`, or what its own spec says."""
+        for kind in self.devices:
+            if device.name.startswith(kind.prefixes):
+                return kind.constants
+        return _of_datasheet(device)
+
+    def is_fitted(self, device: DeviceSpec) -> bool:
+        """Return whether `device` is of a type whose constants were fitted."""
+        return any(device.name.startswith(kind.prefixes) for kind in self.devices)
+
+
+def _of_datasheet(device: DeviceSpec) -> DeviceConstants:
+    return DeviceConstants(
+        matmul_efficiency=device.matmul_efficiency,
+        flash2_efficiency=device.attention_efficiency,
+        flash1_efficiency=_FLASH1_OVER_FLASH2 * device.attention_efficiency,
+        unfused_efficiency=_UNFUSED_OVER_MATMUL * device.matmul_efficiency,
+        memory_efficiency=device.memory_efficiency,
+        fp8_efficiency=device.matmul_efficiency,
+    )
+
+
+@cache
+def shipped_constants() -> Constants:
+    """Return the constants that the package ships."""
+    file = resources.files("meshwright.spec").joinpath("data", "constants.yaml")
+    with resources.as_file(file) as path:
+        return from_data(Constants, read_data(path), where="constants.yaml")
