@@ -66,7 +66,7 @@ def cluster_of(record: Mapping[str, Any], num_devices: int, assumed: list[str]) 
     hardware = record["hardware"]
     preset = preset_of(record, assumed)
     per_node = _devices_per_node(hardware, preset, num_devices, assumed)
-    found = cluster(f"{num_devices // per_node}x{per_node}x{preset}")
+    found = cluster(f"{num_devices // per_node}x{per_node}x{preset}", by_data_sheet=True)
     intra = str(hardware.get("intra") or "")
     if re.search(r"pcie", intra, re.IGNORECASE) and not re.search(r"nvlink|nvswitch", intra, re.IGNORECASE):
         family = preset.split("-")[0]

@@ -21,7 +21,6 @@ BACKWARD_ATTENTION = 2.5  # FLOPs of a flash backward pass over its forward pass
 LOSS_FORWARD_BYTES, LOSS_BACKWARD_BYTES = 14, 14
 EMBEDDING_FORWARD_BYTES, EMBEDDING_BACKWARD_BYTES = 8, 12  # per hidden element, in 16 bit
 HEAD_NORM_BYTES = 10  # per hidden element and direction
-EXP: dict = {}
 _DIAGONAL_TOKENS = 256
 # Weights that read the same input and that fused implementations multiply at once.
 _FUSED = {"attention.k": "attention.q", "attention.v": "attention.q", "mlp.up": "mlp.gate", "mlp.shared.up": "mlp.shared.gate"}
@@ -57,12 +56,7 @@ def matmul_s(
     `tail_elements` of output more are paid for than computed: the last wave of tiles leaves multiprocessors idle.
     """
     moved = (rows * inner + inner * columns + rows * columns) * element_bytes
-    a, b = 2 * (rows * columns + tail_elements) * inner / flops_per_s, moved / bytes_per_s
-    if EXP.get("gm"):
-        return max(a, b) + EXP["gm"] * min(a, b)
-    if EXP.get("k0"):
-        return max(a * (1 + EXP["k0"] / inner), b)
-    return max(a, b)
+    return max(2 * (rows * columns + tail_elements) * inner / flops_per_s, moved / bytes_per_s)
 
 
 def flash_s(full_flops: float, seq_len: float, flops_per_s: float) -> float:

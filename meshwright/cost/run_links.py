@@ -46,6 +46,10 @@ class Links:
         across_bytes_per_s = self.across_bytes_per_s * members
         return min(self.inside_bytes_per_s, across_bytes_per_s), self.across_latency_s / members
 
+    def busy_share(self, num_ranks: int, stride: int) -> float:
+        """Return how busy a group's collective keeps a device beside one at NVLink's rate: it moves fewer bytes/s."""
+        return self.link(num_ranks, stride)[0] / self.inside_bytes_per_s
+
     def all_reduce_s(self, message_bytes: float, num_ranks: int, stride: int) -> float:
         if num_ranks == 1:
             return 0.0

@@ -10,7 +10,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import NamedTuple
 
-from meshwright.spec.model import BlockLayer, ModelSpec
+from meshwright.spec.model import BlockLayer, LayerSpec, ModelSpec
 
 
 class Stage(NamedTuple):
@@ -19,6 +19,21 @@ class Stage(NamedTuple):
     blocks: tuple[tuple[BlockLayer, int], ...]
     is_first: bool
     is_last: bool
+
+
+@lru_cache(maxsize=1024)
+def interned(model: ModelSpec) -> ModelSpec:
+    """Return a model equal to `model` whose layers are the first equal ones met.
+
+    Caches keyed by layers then find them by identity, and need not compare field by field.
+    """
+    groups = tuple(group.model_copy(update={"layer": _interned_layer(group.layer)}) for group in model.groups)
+    return model.model_copy(update={"groups": groups})
+
+
+@lru_cache(maxsize=4096)
+def _interned_layer(layer: LayerSpec) -> LayerSpec:
+    return layer
 
 
 @lru_cache(maxsize=4096)

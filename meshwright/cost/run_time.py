@@ -1,47 +1,48 @@
 """Seconds of one step of a uniform run: closed form, itemised.
 
-Stages take c_i seconds a micro-batch (blocks, embedding on the first, head on the last). With m micro-batches, p stages
-and v model chunks a stage (arXiv 2104.04473, section 2.2):
+Stages take c_i seconds a micro-batch (blocks; embedding on the first, head on the last). With m micro-batches, p stages
+and v model chunks a stage (arXiv 2104.04473, section 2.2), x seconds a send,
 
-    pipeline   m max c + (sum c - max c) / v, and for each border 2 v m sends that hide little plus 2 (p-1) that fill
-    step       pipeline + what data parallelism adds at the end + optimizer, stretched by stragglers
+    pipeline   m max c + (sum c - max c) / v + 2 (v m + p - 1) x
+    step       (pipeline + what data parallelism adds at its end + optimizer) (1 + straggler share x log2 nodes)
 
-Data parallelism beside computing costs `exposed_share` of what fits and all of what does not (`_beside_s`).
+Under DeepSpeed's pipeline engine tensor-parallel ranks are not in step: each block of each micro-batch takes
+`engine_skew_s` more for every doubling of tp (two sources of published runs show the same seconds).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import lru_cache
-from math import ceil, log2
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from math import log2
 
 from meshwright.cost.run_layers import (
     LayerSeconds,
-    Rates,
+    Pass,
+    Setting,
     block_seconds,
     embedding_seconds,
     head_seconds,
-    rates_of,
 )
-from meshwright.cost.run_links import Links
+from meshwright.cost.run_memory_states import local_parameters
+from meshwright.cost.run_sharding import block_shards_s, copies_s, end_of_step_s, end_shards_s, optimizer_s
 from meshwright.cost.run_stages import Stage, stages_of
 from meshwright.spec.constants import Constants, shipped_constants
 from meshwright.spec.flops import step_flops
-from meshwright.spec.frameworks import held_of
 from meshwright.spec.model import LayerSpec
-from meshwright.spec.parameters import layer_parameters
-from meshwright.spec.run import HeldBytes, RunSpec
+from meshwright.spec.run import RunSpec
 
-_FP8_GATHER_SHARE = 0.55  # weights of blocks in 8 bit, the rest in 16
-_BUCKET_BYTES = 256 * 2**20
-EXP: dict = {}
-_REDUCE_SHARE = 0.9  # of a backward pass during which gradients are ready to reduce
-_COPY_BYTES = 16  # FSDP: per parameter, gathers copied out and gradients copied in
+_ACTIVATION_BYTES = 2
+_OUT_OF_STEP = frozenset({"megatron-deepspeed", "deepspeed"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageSeconds:
-    """Seconds of one micro-batch on one stage, by what takes them. `gemm_s` ... `ep_s` are forward and backward."""
+    """Seconds of one micro-batch on one stage, by what takes them.
+
+    `gemm_s` to `ep_s` are of blocks, forward and backward; `recompute_s` is all that is done again; `copies_s` gradient
+    accumulation or FSDP's copies; `shards_s` gathers and scatters that do not hide.
+    """
 
     gemm_s: float
     attention_s: float
@@ -58,15 +59,18 @@ class StageSeconds:
 
     @property
     def total_s(self) -> float:
-        return (
-            self.gemm_s + self.attention_s + self.memory_s + self.launch_s + self.tp_s + self.cp_s + self.ep_s
-            + self.recompute_s + self.embedding_s + self.head_s + self.copies_s + self.shards_s
-        )
+        return sum(getattr(self, name) for name in _STAGE_TERMS)
+
+
+_STAGE_TERMS = tuple(field.name for field in fields(StageSeconds))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSeconds:
-    """Seconds of one step: what the slowest stage computes, what the pipeline adds, and what comes once a step."""
+    """Seconds of one step: what the slowest stage computes, what the pipeline adds, and what comes once a step.
+
+    `num_tokens` and `ideal_s` are of the whole step: its tokens, and its model FLOPs at the devices' 16-bit peak.
+    """
 
     stages: tuple[StageSeconds, ...]
     micro_batches_s: float
@@ -78,14 +82,11 @@ class RunSeconds:
     optimizer_s: float
     straggler_s: float
     num_tokens: int
-    peak_model_s: float
+    ideal_s: float
 
     @property
     def step_s(self) -> float:
-        return (
-            self.micro_batches_s + self.bubble_s + self.p2p_s + self.engine_s + self.gradients_s + self.parameters_s
-            + self.optimizer_s + self.straggler_s
-        )
+        return sum(getattr(self, name) for name in _STEP_TERMS)
 
     @property
     def tokens_per_s(self) -> float:
@@ -93,239 +94,90 @@ class RunSeconds:
 
     @property
     def mfu(self) -> float:
-        """Return the model FLOPs utilization: model FLOPs over what all devices could at their 16-bit peak."""
-        return self.peak_model_s / self.step_s
+        """Return the model FLOPs utilization: attention in full, no recomputation."""
+        return self.ideal_s / self.step_s
 
 
-@dataclass(frozen=True, slots=True)
-class _Pricer:
-    """One run with everything that its terms share."""
-
-    run: RunSpec
-    constants: Constants
-    rates: Rates
-    links: Links
-    held: HeldBytes
+_STEP_TERMS = tuple(
+    name
+    for name in (field.name for field in fields(RunSeconds))
+    if name not in ("stages", "num_tokens", "ideal_s")
+)
 
 
 def run_time(run: RunSpec, constants: Constants | None = None) -> RunSeconds:
     """Return the seconds of one step of `run`, with the shipped constants unless others are given."""
-    constants = constants or shipped_constants()
-    links = Links.of(run.cluster, constants)
-    p = _Pricer(run, constants, rates_of(run, constants), links, held_of(run))
-    stages = stages_of(run.model, run.pp)
-    cache: dict[LayerSpec, LayerSeconds] = {}
-    for stage in stages:
-        for layer, _ in stage.blocks:
-            if layer not in cache:
-                cache[layer] = block_seconds(run, layer, p.rates, links, constants)
-    done: dict[Stage, StageSeconds] = {}
-    seconds = tuple(done[s] if s in done else done.setdefault(s, _stage_s(p, s, cache)) for s in stages)
-    micro_batches_s, bubble_s, p2p_s = _pipeline_s(p, [s.total_s for s in seconds])
-    engine_s = _engine_s(p, stages)
-    distinct = list(done)
-    gradients_s, parameters_s = _end_of_step_s(p, distinct, cache)
-    optimizer_s = max(_optimizer_s(p, s) for s in distinct)
-    total_s = micro_batches_s + bubble_s + p2p_s + engine_s + gradients_s + parameters_s + optimizer_s
-    nodes = run.cluster.num_nodes
-    flops = step_flops(run.model, run.seq_len, run.global_batch_size)
+    setting = Setting.of(run, constants or shipped_constants())
+    stages = stages_of(setting.model, run.pp)
+    distinct = dict.fromkeys(stages)
+    blocks = {block: block_seconds(setting, block) for block in {b: None for s in distinct for b, _ in s.blocks}}
+    found = {stage: _stage_seconds(setting, stage, blocks) for stage in distinct}
+    totals = [found[stage].total_s for stage in stages]
+    slowest_s = max(totals)
+    gradients_s, parameters_s = max((end_of_step_s(setting, stage, blocks) for stage in distinct), key=sum)
+    once = {
+        "micro_batches_s": run.num_micro_batches * slowest_s,
+        "bubble_s": (sum(totals) - slowest_s) / run.virtual_stages,
+        "p2p_s": _sends_s(setting),
+        "engine_s": _engine_s(setting, stages),
+        "gradients_s": gradients_s,
+        "parameters_s": parameters_s,
+        "optimizer_s": max(optimizer_s(setting, stage) for stage in distinct),
+    }
+    cluster = run.cluster
+    flops = step_flops(setting.model, run.seq_len, run.global_batch_size)
     return RunSeconds(
-        stages=seconds,
-        micro_batches_s=micro_batches_s,
-        bubble_s=bubble_s,
-        p2p_s=p2p_s,
-        engine_s=engine_s,
-        gradients_s=gradients_s,
-        parameters_s=parameters_s,
-        optimizer_s=optimizer_s,
-        straggler_s=total_s * constants.straggler_share * log2(nodes),
+        stages=tuple(found[stage] for stage in stages),
+        **once,
+        straggler_s=sum(once.values()) * setting.constants.straggler_share * log2(cluster.num_nodes),
         num_tokens=run.global_batch_size * run.seq_len,
-        peak_model_s=flops / (run.cluster.num_devices * run.cluster.device.bf16_flops_per_s),
+        ideal_s=flops / (cluster.num_devices * cluster.device.bf16_flops_per_s),
     )
 
 
-def _stage_s(p: _Pricer, stage: Stage, cache: dict[LayerSpec, LayerSeconds]) -> StageSeconds:
-    gemm_s = attention_s = memory_s = launch_s = tp_s = cp_s = ep_s = recompute_s = copies_s = shards_s = 0.0
-    for layer, count in stage.blocks:
-        seconds = cache[layer]
-        forward, backward = seconds.forward, seconds.backward
-        gemm_s += count * (forward.gemm_s + backward.gemm_s)
-        attention_s += count * (forward.attention_s + backward.attention_s)
-        memory_s += count * (forward.memory_s + backward.memory_s)
-        launch_s += count * (forward.launch_s + backward.launch_s)
-        tp_s += count * (forward.tp_s + backward.tp_s)
-        cp_s += count * (forward.cp_s + backward.cp_s)
-        ep_s += count * (forward.ep_s + backward.ep_s)
+def _stage_seconds(setting: Setting, stage: Stage, blocks: Mapping[LayerSpec, LayerSeconds]) -> StageSeconds:
+    run = setting.run
+    both = [0.0] * len(Pass._fields)
+    recompute_s = moved = shards_s = 0.0
+    for block, count in stage.blocks:
+        seconds = blocks[block]
+        both = [t + count * (f + b) for t, f, b in zip(both, seconds.forward, seconds.backward, strict=True)]
         recompute_s += count * seconds.recompute_s
-        copies_s += count * _copies_s(p, sum(_local_parameters(layer, p.run.tp, p.run.ep)))
-        shards_s += count * _shards_s(p, layer, seconds)
-    embedding_s = head_s = 0.0
-    for layer, is_here in ((p.run.model.embedding, stage.is_first), (p.run.model.head, stage.is_last)):
+        moved += count * local_parameters(block, run.tp, run.ep).total
+        shards_s += count * block_shards_s(setting, block, seconds)
+    embedding_s = embedding_seconds(setting).total_s if stage.is_first else 0.0
+    head_s = head_seconds(setting).total_s if stage.is_last else 0.0
+    for end, is_here in ((setting.model.embedding, stage.is_first), (setting.model.head, stage.is_last)):
         if is_here:
-            copies_s += _copies_s(p, sum(_local_parameters(layer, p.run.tp, 1)))
-            shards_s += _ends_shards_s(p, layer)
-    if stage.is_first:
-        embedding_s = embedding_seconds(p.run, p.rates, p.links).total_s
-    if stage.is_last:
-        head_s = head_seconds(p.run, p.rates, p.links).total_s
+            moved += local_parameters(end, run.tp, 1).total
+            shards_s += end_shards_s(setting, end)
     return StageSeconds(
-        gemm_s=gemm_s, attention_s=attention_s, memory_s=memory_s, launch_s=launch_s, tp_s=tp_s, cp_s=cp_s, ep_s=ep_s,
-        recompute_s=recompute_s, embedding_s=embedding_s, head_s=head_s, copies_s=copies_s, shards_s=shards_s,
+        **dict(zip(Pass._fields, both, strict=True)),
+        recompute_s=recompute_s,
+        embedding_s=embedding_s,
+        head_s=head_s,
+        copies_s=copies_s(setting, moved),
+        shards_s=shards_s,
     )
 
 
-def _is_fsdp(p: _Pricer) -> bool:
-    return p.run.zero_stage >= 2 and p.run.num_shards > 1
-
-
-@lru_cache(maxsize=4096)
-def _local_parameters(layer: LayerSpec, tp: int, ep: int) -> tuple[float, float]:
-    """Return the parameters that one rank of a stage holds or gathers: shared by all ranks, and of its experts."""
-    shared = routed = 0.0
-    for parameter in layer_parameters(layer):
-        local = parameter.num_elements / (1 if parameter.tp_dim is None else tp)
-        if parameter.is_of_experts:
-            routed += local / ep
-        else:
-            shared += local
-    return shared, routed
-
-
-def _stage_parameters(p: _Pricer, stage: Stage) -> tuple[float, float]:
-    tp, ep, model = p.run.tp, p.run.ep, p.run.model
-    shared = routed = 0.0
-    for layer, count in stage.blocks:
-        of_layer = _local_parameters(layer, tp, ep)
-        shared, routed = shared + count * of_layer[0], routed + count * of_layer[1]
-    if stage.is_first:
-        shared += _local_parameters(model.embedding, tp, 1)[0]
-    if stage.is_last and not (model.tied_embedding and stage.is_first):
-        shared += _local_parameters(model.head, tp, 1)[0]
-    return shared, routed
-
-
-def _copies_s(p: _Pricer, parameters: float) -> float:
-    """Return the seconds of adding gradients to those of earlier micro-batches, or of FSDP's copies."""
-    if _is_fsdp(p):
-        moved = _COPY_BYTES
-    elif p.run.framework == "megatron" and p.held.gradient_bytes > 2:
-        moved = 0  # fp32 main gradients are summed inside the weight gradients' products
-    else:
-        moved = 2 * p.held.gradient_bytes
-    return parameters * moved / p.rates.memory_bytes_per_s
-
-
-def _beside_s(communication_s: float, window_s: float, share: float) -> float:
-    """Return what communication adds to computing of `window_s` that it runs beside."""
-    return max(0.0, communication_s - window_s) + share * min(communication_s, window_s)
-
-
-def _shards_s(p: _Pricer, layer: LayerSpec, seconds: LayerSeconds) -> float:
-    """Return what gathering and scattering one layer's shards adds to a micro-batch (FSDP)."""
-    if not _is_fsdp(p):
-        return 0.0
-    gather_s, scatter_s = _gather_and_scatter_s(p, layer)
-    share = p.constants.exposed_share
-    backward_s = scatter_s + (gather_s if p.run.zero_stage == 3 else 0.0)
-    return _beside_s(gather_s, seconds.forward.total_s, share) + _beside_s(
-        backward_s, seconds.backward.total_s + seconds.recompute_s, share
-    )
-
-
-def _gather_and_scatter_s(p: _Pricer, layer: LayerSpec) -> tuple[float, float]:
-    run, links = p.run, p.links
-    ranks, shards = run.dp * run.cp, run.num_shards
-    gather_s = scatter_s = 0.0
-    shared, routed = _local_parameters(layer, run.tp, run.ep)
-    gather_bytes = p.held.gather_bytes * (_FP8_GATHER_SHARE if run.software.fp8_gather else 1)
-    for elements, ep in ((shared, 1), (routed, run.ep)):
-        if elements and shards > ep:
-            gather_s += links.gather_s(gather_bytes * elements, shards // ep, run.tp * ep)
-            scatter_s += links.gather_s(p.held.reduce_bytes * elements, shards // ep, run.tp * ep)
-            if ranks > shards:
-                own = p.held.reduce_bytes * elements / (shards // ep)
-                scatter_s += links.all_reduce_s(own, ranks // shards, run.tp * shards)
-    return gather_s, scatter_s
-
-
-def _ends_shards_s(p: _Pricer, layer: LayerSpec) -> float:
-    """Return the same for embedding or head: half of it hides."""
-    if not _is_fsdp(p):
-        return 0.0
-    gather_s, scatter_s = _gather_and_scatter_s(p, layer)
-    return (2 * gather_s + scatter_s) / 2
-
-
-def _pipeline_s(p: _Pricer, stages: list[float]) -> tuple[float, float, float]:
-    run = p.run
-    slowest = max(stages)
-    micro_batches_s = run.num_micro_batches * slowest
+def _sends_s(setting: Setting) -> float:
+    """Return the seconds of handing hidden states and their gradients from stage to stage; little of them hides."""
+    run, links = setting.run, setting.links
     if run.pp == 1:
-        return micro_batches_s, 0.0, 0.0
-    bubble_s = (sum(stages) - slowest) / run.virtual_stages
-    hidden = run.model.embedding.hidden_size
-    message = 2 * run.micro_batch_size * run.seq_len / run.cp * hidden
-    # Tensor-parallel ranks send a part each and gather it in their node, or keep it split.
-    send_s = p.links.send_s(message / run.tp, run.tp * run.dp * run.cp)
+        return 0.0
+    message_bytes = _ACTIVATION_BYTES * setting.tokens * setting.model.embedding.hidden_size
+    # Tensor-parallel ranks send a part each and gather the parts on the other side, or keep them split.
+    send_s = links.send_s(message_bytes / run.tp, run.tp * run.dp * run.cp)
     if not run.sequence_parallel:
-        send_s += p.links.gather_s(message, run.tp, 1)
-    sends = 2 * p.constants.p2p_factor * run.virtual_stages * run.num_micro_batches + 2 * (run.pp - 1)
-    return micro_batches_s, bubble_s, sends * send_s
+        send_s += links.gather_s(message_bytes, run.tp, 1)
+    return 2 * (run.virtual_stages * run.num_micro_batches + run.pp - 1) * send_s
 
 
-def _engine_s(p: _Pricer, stages: tuple[Stage, ...]) -> float:
+def _engine_s(setting: Setting, stages: tuple[Stage, ...]) -> float:
     """Return what tensor-parallel ranks wait for each other under DeepSpeed's pipeline engine."""
-    run = p.run
-    if run.pp == 1 or run.framework not in ("megatron-deepspeed", "deepspeed"):
+    run = setting.run
+    if run.pp == 1 or run.framework not in _OUT_OF_STEP:
         return 0.0
     blocks = max(sum(count for _, count in stage.blocks) for stage in stages)
-    slots = run.num_micro_batches + run.pp - 1
-    return slots * blocks * p.constants.engine_skew_s * log2(run.tp)
-
-
-def _end_of_step_s(
-    p: _Pricer, stages: list[Stage], cache: dict[LayerSpec, LayerSeconds]
-) -> tuple[float, float]:
-    """Return what reducing gradients and gathering updated parameters adds, of the slowest stage."""
-    if _is_fsdp(p) or p.run.dp * p.run.cp == 1:
-        return 0.0, 0.0
-    return max((_replicas_s(p, stage, cache) for stage in stages), key=sum)
-
-
-def _replicas_s(p: _Pricer, stage: Stage, cache: dict[LayerSpec, LayerSeconds]) -> tuple[float, float]:
-    run, links, held = p.run, p.links, p.held
-    ranks, shards = run.dp * run.cp, run.num_shards
-    reduces_s = gathers_s = 0.0
-    scatters = shards == ranks > 1 and run.framework in ("megatron", "meshwright")
-    for elements, ep in zip(_stage_parameters(p, stage), (1, run.ep), strict=True):
-        if not elements or ranks == ep:
-            continue
-        size, stride = ranks // ep, run.tp * ep
-        buckets = ceil(held.gather_bytes * elements / _BUCKET_BYTES)
-        if scatters:
-            reduces_s += links.gather_s(held.reduce_bytes * elements, size, stride, buckets)
-        else:
-            reduces_s += links.all_reduce_s(held.reduce_bytes * elements, size, stride)
-        if shards > ep:
-            owners = shards // ep
-            if run.framework == "internevo":  # each owner broadcasts its parameters in turn
-                buckets = owners
-            gathers_s += links.gather_s(held.gather_bytes * elements, owners, stride, buckets)
-    window_s = _REDUCE_SHARE * sum(n * (cache[b].backward.total_s + cache[b].recompute_s) for b, n in stage.blocks)
-    share = p.constants.exposed_share
-    if run.software.overlaps_gradients:
-        reduces_s = _beside_s(reduces_s, window_s, share)
-    if run.software.overlaps_parameters:
-        gathers_s = _beside_s(gathers_s, sum(n * cache[b].forward.total_s for b, n in stage.blocks), share)
-    return reduces_s, gathers_s
-
-
-def _optimizer_s(p: _Pricer, stage: Stage) -> float:
-    """Return the seconds of norm, clipping and update: states and parameters rewritten, gradients read three times."""
-    held, run = p.held, p.run
-    shared, routed = _stage_parameters(p, stage)
-    own = shared / run.num_shards + routed / max(1, run.num_shards // run.ep)
-    moved = own * (2 * held.optimizer_bytes + 2 * held.parameter_bytes + 3 * held.gradient_bytes)
-    if not _is_fsdp(p):
-        moved += 2 * held.gradient_bytes * (shared + routed)
-    return moved / p.rates.memory_bytes_per_s + p.constants.step_s
+    return (run.num_micro_batches + run.pp - 1) * blocks * setting.constants.engine_skew_s * log2(run.tp)

@@ -17,8 +17,6 @@ from meshwright.files import from_data, read_data
 from meshwright.spec.base import NonNegativeFloat, PositiveFloat, Spec
 from meshwright.spec.cluster import DeviceSpec
 
-# FlashAttention-2 (arXiv 2307.08691, section 4): twice the speed of its predecessor forward, somewhat less backward.
-_FLASH1_OVER_FLASH2 = 0.6
 # Batched products of one head's scores are far smaller than weight products.
 _UNFUSED_OVER_MATMUL = 0.6
 
@@ -28,13 +26,12 @@ Share = Annotated[float, Field(gt=0, le=1)]
 class DeviceConstants(Spec):
     """Shares of a device's peaks that operators reach: of FLOP/s in 16 bit, of fp8 FLOP/s, of bytes/s of memory.
 
-    `matmul` of large weight products, `flash2` and `flash1` of forward attention cores of that kind of kernel,
-    `unfused` of batched products of scores, `fp8` of weight products in fp8.
+    `matmul` of large weight products, `flash2` of forward attention cores of such kernels, `unfused` of batched
+    products of scores, `fp8` of weight products in fp8.
     """
 
     matmul_efficiency: Share
     flash2_efficiency: Share
-    flash1_efficiency: Share
     unfused_efficiency: Share
     memory_efficiency: Share
     fp8_efficiency: Share
@@ -54,19 +51,18 @@ class Constants(Spec):
 
     nvlink_efficiency: Share
     nic_efficiency: Share
+    flash1_share: Share
     exposed_share: NonNegativeFloat
     eager_factor: PositiveFloat
+    eager_plain_factor: PositiveFloat
     fp8_copy_factor: PositiveFloat
     async_tp_factor: PositiveFloat
     overlapped_tp_factor: PositiveFloat
-    p2p_factor: PositiveFloat
     ring_hop_s: NonNegativeFloat
     straggler_share: NonNegativeFloat
     engine_skew_s: NonNegativeFloat
-    tail_elements: NonNegativeFloat
     unaligned_factor: PositiveFloat
     expert_imbalance_factor: PositiveFloat
-    step_s: NonNegativeFloat
     devices: tuple[DeviceType, ...]
     source: str
 
@@ -86,7 +82,6 @@ def _of_datasheet(device: DeviceSpec) -> DeviceConstants:
     return DeviceConstants(
         matmul_efficiency=device.matmul_efficiency,
         flash2_efficiency=device.attention_efficiency,
-        flash1_efficiency=_FLASH1_OVER_FLASH2 * device.attention_efficiency,
         unfused_efficiency=_UNFUSED_OVER_MATMUL * device.matmul_efficiency,
         memory_efficiency=device.memory_efficiency,
         fp8_efficiency=device.matmul_efficiency,

@@ -18,6 +18,7 @@ from meshwright.errors import UserError
 from meshwright.files import from_data, is_folder, read_data, shorten
 from meshwright.spec.base import Spec
 from meshwright.spec.cluster import ClusterSpec, DeviceSpec, LinkSpec
+from meshwright.spec.constants import shipped_constants
 from meshwright.spec.families import READERS, model_from_config, model_from_file
 from meshwright.spec.model import ModelSpec
 
@@ -64,13 +65,17 @@ def model(name_or_path: str | Path) -> ModelSpec:
     raise UserError(f"model: {shorten(text)} is neither a known model nor a file; {hint}")
 
 
-def cluster(text_or_path: str | Path) -> ClusterSpec:
+def cluster(text_or_path: str | Path, *, by_data_sheet: bool = False) -> ClusterSpec:
     """Return the cluster that `[nodes x] devices x kind` means, or the ClusterSpec in a YAML or JSON file.
 
-    "8xa100-sxm-40g" is one node of 8, "128x8xh100-sxm" is 128 nodes of 8.
+    "8xa100-sxm-40g" is one node of 8, "128x8xh100-sxm" is 128 nodes of 8. Its devices reach what published runs
+    show of their type (spec/constants.py), or, `by_data_sheet`, what the data file says without looking at runs.
     """
     text = str(text_or_path)
-    found = from_data(ClusterSpec, read_data(text), where=text) if _looks_like_file(text) else _cluster_from_text(text)
+    if _looks_like_file(text):
+        found = from_data(ClusterSpec, read_data(text), where=text)
+    else:
+        found = _cluster_from_text(text, by_data_sheet=by_data_sheet)
     if found.num_devices > MOST_DEVICES:
         raise UserError(f"cluster: {text} has {found.num_devices} devices; at most {MOST_DEVICES} can be planned for")
     return found
@@ -81,7 +86,7 @@ def device(name: str) -> DeviceSpec:
     return _device_entry(name.lower()).device
 
 
-def _cluster_from_text(text: str) -> ClusterSpec:
+def _cluster_from_text(text: str, *, by_data_sheet: bool) -> ClusterSpec:
     match = _CLUSTER_TEXT.fullmatch(text.strip())
     if match is None:
         raise UserError(
@@ -93,6 +98,7 @@ def _cluster_from_text(text: str) -> ClusterSpec:
         raise UserError(f"cluster: {shorten(text)} has no devices; nodes and devices must be at least 1")
     kind = match["kind"].lower()
     entry = _device_entry(kind)
+    entry = entry if by_data_sheet else _with_fitted(entry)
     return ClusterSpec(
         name=f"{num_nodes}x{devices_per_node}x{kind}" if num_nodes > 1 else f"{devices_per_node}x{kind}",
         num_nodes=num_nodes,
@@ -116,6 +122,24 @@ def _devices() -> dict[str, DeviceEntry]:
     for name, entry in data.items():
         entry["device"]["name"] = name
     return {name: from_data(DeviceEntry, entry, where=f"devices.yaml: {name}") for name, entry in data.items()}
+
+
+def _with_fitted(entry: DeviceEntry) -> DeviceEntry:
+    """Return `entry` with the shares of its peaks that published runs show, where its type was fitted."""
+    constants, device = shipped_constants(), entry.device
+    if not constants.is_fitted(device):
+        return entry
+    of = constants.of(device)
+    reached = {
+        "matmul_efficiency": of.matmul_efficiency,
+        "attention_efficiency": of.flash2_efficiency,
+        "memory_efficiency": of.memory_efficiency,
+    }
+    return DeviceEntry(
+        device=device.model_copy(update=reached),
+        intra_node=entry.intra_node.model_copy(update={"efficiency": constants.nvlink_efficiency}),
+        inter_node=entry.inter_node.model_copy(update={"efficiency": constants.nic_efficiency}),
+    )
 
 
 @cache
