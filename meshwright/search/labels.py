@@ -20,8 +20,9 @@ _T = TypeVar("_T")
 
 FAR = 1 << 60  # "not allowed"; every real sum stays below LIMIT, so FAR + FAR does not overflow
 LIMIT = float(1 << 59)
-_LARGEST = 1 << 62
+LARGEST_KEY = 1 << 62
 _FEW = 32
+_MANY_GROUPS, _NEAR = 128, 10_000
 
 
 def present(value: _T | None) -> _T:
@@ -51,7 +52,7 @@ def pareto(group: NDArray[np.intp], time: Ints, memory: Ints) -> NDArray[np.intp
     order = np.lexsort((time, memory, group))
     least, last = int(time.min()), int(group.max())
     rank, size = time[order] - least, int(time.max()) - least + 1
-    if size * (last + 1) > _LARGEST:
+    if size * (last + 1) > LARGEST_KEY:
         rank, size = np.unique(rank, return_inverse=True)[1].reshape(-1), len(time)
     # Later groups get smaller keys, so that the running minimum starts afresh with each group.
     key = (last - group[order]) * size + rank
@@ -111,18 +112,49 @@ class Switch:
     cost: Ints  # [exit group, entry group]
     own: Ints  # [a] cost[a, a]
 
-    def leaving(self, values: Floats) -> Floats:
-        """Return the least of `values` [.., a] by exit group: [.., exit group]."""
-        return _least_by(values, *self._by_exit)
+    def leaving(self, values: Floats) -> tuple[Floats, NDArray[np.intp]]:
+        """Return the least of `values` [.., a] by exit group, and which strategy has it: [(..,) exit group]."""
+        return _least_by(values, self.exit_group, *self._by_exit)
 
-    def entering(self, values: Floats) -> Floats:
-        """Return the least of `values` [.., b] by entry group: [.., entry group]."""
-        return _least_by(values, *self._by_entry)
+    def entering(self, values: Floats) -> tuple[Floats, NDArray[np.intp]]:
+        """Return the least of `values` [.., b] by entry group, and which strategy has it: [(..,) entry group]."""
+        return _least_by(values, self.entry_group, *self._by_entry)
 
     @cached_property
     def floats(self) -> Floats:
         """The costs, infinite where they are FAR."""
         return np.where(self.cost < FAR, self.cost.astype(float), np.inf)
+
+    @cached_property
+    def whole(self) -> Ints:
+        """The costs [a, b]."""
+        whole: Ints = self.cost[self.exit_group[:, None], self.entry_group]
+        return whole
+
+    @cached_property
+    def counted(self) -> Ints:
+        """The costs [a, b], and one for a change of strategy."""
+        return self.whole + (1 - np.eye(*self.whole.shape, dtype=np.int64))
+
+    @cached_property
+    def entered_alike(self) -> tuple[NDArray[np.intp], int]:
+        """Sets [b] of strategies into which the switch from any other costs about the same, and the largest difference.
+
+        A set is what lies near its first entry group; where there are many groups, every group is a set.
+        """
+        costs, count = self.cost, self.cost.shape[1]
+        if count > _MANY_GROUPS:
+            return self.entry_group, 0
+        near = int(costs[costs < FAR].max(initial=0)) // _NEAR
+        of_group = np.full(count, -1, np.intp)
+        more = 0
+        for group in range(count):
+            if of_group[group] < 0:
+                apart = np.abs(costs - costs[:, group, None]).max(axis=0)
+                members = (apart <= near) & (of_group < 0)
+                of_group[members] = group
+                more = max(more, 2 * int(apart[members].max()))
+        return of_group[self.entry_group], more
 
     @cached_property
     def _by_exit(self) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
@@ -139,9 +171,15 @@ def _sorted_groups(group: NDArray[np.intp], count: int) -> tuple[NDArray[np.intp
     return order, np.searchsorted(group[order], np.arange(count))
 
 
-def _least_by(values: Floats, order: NDArray[np.intp], starts: NDArray[np.intp]) -> Floats:
-    least: Floats = np.minimum.reduceat(values[..., order], starts, axis=-1)
-    return least
+def _least_by(
+    values: Floats, group: NDArray[np.intp], order: NDArray[np.intp], starts: NDArray[np.intp]
+) -> tuple[Floats, NDArray[np.intp]]:
+    if len(starts) == len(order):  # every group is one strategy
+        return values[..., order], order
+    values = values[..., order]
+    least: Floats = np.minimum.reduceat(values, starts, axis=-1)
+    first = np.where(values == least[..., group[order]], np.arange(len(order)), len(order) - 1)
+    return least, order[np.minimum.reduceat(first, starts, axis=-1)]
 
 
 def group_switch(cost: Ints) -> Switch:
