@@ -22,6 +22,7 @@ FAR = 1 << 60  # "not allowed"; every real sum stays below LIMIT, so FAR + FAR d
 LIMIT = float(1 << 59)
 LARGEST_KEY = 1 << 62
 _FEW = 32
+_FEW_STRATEGIES = 32
 _MANY_GROUPS, _NEAR = 128, 10_000
 
 
@@ -60,6 +61,26 @@ def pareto(group: NDArray[np.intp], time: Ints, memory: Ints) -> NDArray[np.intp
     keep = np.ones(len(order), bool)
     keep[1:] = key[1:] < lowest[:-1]
     return order[keep]
+
+
+def near_best(group: NDArray[np.intp], time: Ints, memory: Ints, slack: int) -> NDArray[np.intp]:
+    """Return the labels that no other of their group with no more memory beats by more than `slack`, in their order."""
+    if len(time) <= 1:
+        return np.arange(len(time))
+    order = np.lexsort((time, memory, group))
+    rank = time[order] - time.min()
+    # Later groups get smaller keys, so that the running minimum starts afresh with each group.
+    size = int(rank.max()) + 1 + slack
+    last = int(group.max())
+    if size * (last + 1) > LARGEST_KEY:
+        number, group = np.unique(group, return_inverse=True)
+        last = len(number) - 1
+        if size * (last + 1) > LARGEST_KEY:
+            return np.arange(len(time))
+    key = (last - group[order]) * size + rank
+    keep = np.ones(len(order), bool)
+    keep[1:] = key[1:] <= np.minimum.accumulate(key)[:-1] + slack
+    return np.sort(order[keep])
 
 
 def pareto_rows(values: NDArray[Any], group: NDArray[np.intp] | None = None) -> NDArray[np.intp]:
@@ -105,7 +126,10 @@ def _beats(columns: NDArray[Any], one: NDArray[np.intp], two: NDArray[np.intp]) 
 
 @dataclass(frozen=True, kw_only=True)
 class Switch:
-    """A switch cost [a, b] as a table over groups: equal rows share an exit group, equal columns an entry group."""
+    """A switch cost [a, b] as a table over groups: equal rows share an exit group, equal columns an entry group.
+
+    A plain one has every strategy as a group of its own, in their order: where there are few, groups save nothing.
+    """
 
     exit_group: NDArray[np.intp]  # [a]
     entry_group: NDArray[np.intp]  # [b]
@@ -114,11 +138,29 @@ class Switch:
 
     def leaving(self, values: Floats) -> tuple[Floats, NDArray[np.intp]]:
         """Return the least of `values` [.., a] by exit group, and which strategy has it: [(..,) exit group]."""
+        if self.is_plain:
+            return values, self.exit_group
         return _least_by(values, self.exit_group, *self._by_exit)
 
     def entering(self, values: Floats) -> tuple[Floats, NDArray[np.intp]]:
         """Return the least of `values` [.., b] by entry group, and which strategy has it: [(..,) entry group]."""
+        if self.is_plain:
+            return values, self.entry_group
         return _least_by(values, self.entry_group, *self._by_entry)
+
+    @cached_property
+    def is_plain(self) -> bool:
+        """Return whether every strategy is a group of its own, numbered alike."""
+        at = np.arange(len(self.exit_group))
+        return np.array_equal(self.exit_group, at) and np.array_equal(self.entry_group, at)
+
+    def by_exit(self, values: NDArray[Any]) -> NDArray[Any]:
+        """Return `values` [.., exit group] by strategy."""
+        return values if self.is_plain else values[..., self.exit_group]
+
+    def by_entry(self, values: NDArray[Any]) -> NDArray[Any]:
+        """Return `values` [.., entry group] by strategy."""
+        return values if self.is_plain else values[..., self.entry_group]
 
     @cached_property
     def floats(self) -> Floats:
@@ -138,23 +180,26 @@ class Switch:
 
     @cached_property
     def entered_alike(self) -> tuple[NDArray[np.intp], int]:
-        """Sets [b] of strategies into which the switch from any other costs about the same, and the largest difference.
+        """Sets [b] of strategies into which the switch from any other costs about the same; the largest difference."""
+        return _alike(self.cost, self.entry_group)
 
-        A set is what lies near its first entry group; where there are many groups, every group is a set.
-        """
-        costs, count = self.cost, self.cost.shape[1]
-        if count > _MANY_GROUPS:
-            return self.entry_group, 0
-        near = int(costs[costs < FAR].max(initial=0)) // _NEAR
-        of_group = np.full(count, -1, np.intp)
-        more = 0
-        for group in range(count):
-            if of_group[group] < 0:
-                apart = np.abs(costs - costs[:, group, None]).max(axis=0)
-                members = (apart <= near) & (of_group < 0)
-                of_group[members] = group
-                more = max(more, 2 * int(apart[members].max()))
-        return of_group[self.entry_group], more
+    @cached_property
+    def left_alike(self) -> tuple[NDArray[np.intp], int]:
+        """Sets [a] of strategies from which the switch to any other costs about the same; the largest difference."""
+        return _alike(self.cost.T, self.exit_group)
+
+    def of(self, columns: NDArray[np.intp]) -> Switch:
+        """Return the switches between some strategies."""
+        if len(columns) <= _FEW_STRATEGIES:
+            return plain_switch(self.cost[self.exit_group[columns][:, None], self.entry_group[columns]])
+        exits, exit_group = np.unique(self.exit_group[columns], return_inverse=True)
+        entries, entry_group = np.unique(self.entry_group[columns], return_inverse=True)
+        return Switch(
+            exit_group=exit_group,
+            entry_group=entry_group,
+            cost=self.cost[exits[:, None], entries],
+            own=self.own[columns],
+        )
 
     @cached_property
     def _by_exit(self) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
@@ -163,6 +208,26 @@ class Switch:
     @cached_property
     def _by_entry(self) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
         return _sorted_groups(self.entry_group, self.cost.shape[1])
+
+
+def _alike(costs: Ints, group: NDArray[np.intp]) -> tuple[NDArray[np.intp], int]:
+    """Return a number for each strategy, equal where the columns of `costs` differ little, and twice by how much.
+
+    A set is what lies near its first group; where there are many groups, every group is a set.
+    """
+    count = costs.shape[1]
+    if count > _MANY_GROUPS:
+        return group, 0
+    near = int(costs[costs < FAR].max(initial=0)) // _NEAR
+    of_group = np.full(count, -1, np.intp)
+    more = 0
+    for first in range(count):
+        if of_group[first] < 0:
+            apart = np.abs(costs - costs[:, first, None]).max(axis=0)
+            members = (apart <= near) & (of_group < 0)
+            of_group[members] = first
+            more = max(more, 2 * int(apart[members].max()))
+    return of_group[group], more
 
 
 def _sorted_groups(group: NDArray[np.intp], count: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
@@ -182,8 +247,16 @@ def _least_by(
     return least, order[np.minimum.reduceat(first, starts, axis=-1)]
 
 
+def plain_switch(cost: Ints) -> Switch:
+    """Return `cost` [a, b] with every strategy as a group of its own."""
+    at = np.arange(len(cost))
+    return Switch(exit_group=at, entry_group=at, cost=cost, own=np.diagonal(cost).copy())
+
+
 def group_switch(cost: Ints) -> Switch:
-    """Group the equal rows and the equal columns of `cost` [a, b]."""
+    """Group the equal rows and the equal columns of `cost` [a, b], where there are many."""
+    if len(cost) <= _FEW_STRATEGIES:
+        return plain_switch(cost)
     _, first_row, exit_group = np.unique(cost, axis=0, return_index=True, return_inverse=True)
     _, first_column, entry_group = np.unique(cost, axis=1, return_index=True, return_inverse=True)
     return Switch(

@@ -26,12 +26,12 @@ from numpy.typing import ArrayLike, NDArray
 
 from meshwright.search.labels import (
     FAR,
-    LARGEST_KEY,
     Floats,
     Ints,
     Switch,
     decimal_scale,
     group_switch,
+    near_best,
     pareto,
     to_ints,
 )
@@ -47,8 +47,8 @@ from meshwright.search.relaxation import (
     suffix_sums,
 )
 
-_FIRST_GAP, _NEAR, _USUAL_CHOICES = 1e-3, 12, 1000
-_FEW_MOVES, _FEW_PAIRS, _FEW_LABELS = 2000, 20_000, 16
+_FIRST_GAP, _NEAR, _USUAL_CHOICES = 1e-3, 30, 1000
+_FEW_MOVES, _FEW_PAIRS, _FEW_LABELS = 2000, 20_000, 100
 _PER_LAYER = 3  # dimensions of a switch table with an entry for each layer
 
 
@@ -261,6 +261,43 @@ def solve_intervals(problem: LayerProblem, transients: Ints, limit: int = FAR) -
 
 def _solve_additive(problem: LayerProblem, limit: int) -> tuple[int, NDArray[np.intp]] | None:
     """Return the best (time, strategies) with time <= limit, or None."""
+    columns = _useful(problem)
+    if len(columns) == problem.time.shape[1]:
+        return _solve_useful(problem, limit)
+    found = _solve_useful(_of(problem, columns), limit)
+    return None if found is None else (found[0], columns[found[1]])
+
+
+def _of(problem: LayerProblem, columns: NDArray[np.intp]) -> LayerProblem:
+    """Return the problem with some of its strategies."""
+    distinct = {id(switch): switch for switch in problem.switches}
+    made = {name: switch.of(columns) for name, switch in distinct.items()}
+    return replace(
+        problem,
+        time=problem.time[:, columns],
+        memory=problem.memory[:, columns],
+        switches=tuple(made[id(switch)] for switch in problem.switches),
+    )
+
+
+def _useful(problem: LayerProblem) -> NDArray[np.intp]:
+    """Return the strategies that some layer may use: no other, entered and left alike, clearly beats them there."""
+    useful = np.zeros(problem.time.shape[1], bool)
+    last, seen = len(problem.time) - 1, set[tuple[bytes, bytes, int, int]]()
+    for layer, (ticks, memory) in enumerate(zip(problem.time, problem.memory, strict=True)):
+        into, out_of = problem.switches[layer], problem.switches[min(layer + 1, last)]
+        key = (ticks.tobytes(), memory.tobytes(), id(into), id(out_of))
+        if key not in seen:
+            seen.add(key)
+            (entered, more), (left, even_more) = into.entered_alike, out_of.left_alike
+            here = np.flatnonzero(ticks < FAR)
+            alike = (entered * len(ticks) + left)[here]
+            slack = more + even_more + 2 * change(problem)
+            useful[here[near_best(alike, ticks[here], memory[here], slack)]] = True
+    return np.flatnonzero(useful)
+
+
+def _solve_useful(problem: LayerProblem, limit: int) -> tuple[int, NDArray[np.intp]] | None:
     relaxed = relax(problem)
     if relaxed is None or relaxed.lower > limit * (1 + SLACK) + 1:
         return None
@@ -313,10 +350,8 @@ def _all_labels(problem: LayerProblem, before: Sums, threshold: int) -> list[_La
 
 def _extended(problem: LayerProblem, before: Sums, threshold: int, room: Floats, layer: int, later: _Labels) -> _Labels:
     """Put every choice of layer `layer` before every label of layer + 1; drop as `_kept` does."""
-    switch = problem.switches[layer + 1]
     here = np.flatnonzero(problem.time[layer] < FAR)
-    table = switch.counted if change(problem) else switch.whole
-    time = table[here[:, None], later.strategy] + problem.time[layer, here][:, None] + later.time
+    time = _moves(problem, layer + 1)[here[:, None], later.strategy] + problem.time[layer, here][:, None] + later.time
     memory = problem.memory[layer, here][:, None] + later.memory
     rest = before.value[:, layer, here][:, :, None]
     keep = memory + rest[-1] <= problem.budget + SLACK * abs(problem.budget)
@@ -327,6 +362,12 @@ def _extended(problem: LayerProblem, before: Sums, threshold: int, room: Floats,
         keep &= (memory <= problem.budget) & (time <= threshold)
     choice, at = np.nonzero(keep)
     return _best(problem, layer, _Labels(strategy=here[choice], time=time[choice, at], memory=memory[choice, at]))
+
+
+def _moves(problem: LayerProblem, layer: int) -> Ints:
+    """Return [before, here] the switches into a layer, changes counted."""
+    switch = problem.switches[layer]
+    return switch.counted if change(problem) else switch.whole
 
 
 def _last_labels(problem: LayerProblem) -> _Labels:
@@ -349,28 +390,10 @@ def _kept(problem: LayerProblem, before: Sums, threshold: int, room: Floats, lay
 def _best(problem: LayerProblem, layer: int, labels: _Labels) -> _Labels:
     """Drop the labels that another of the same strategy beats in both, or one that is entered alike clearly does."""
     if layer and len(labels.time) > _FEW_LABELS:
-        labels = labels.take(_near_best(problem.switches[layer], labels, change(problem)))
+        alike, more = problem.switches[layer].entered_alike
+        kept = near_best(alike[labels.strategy], labels.time, labels.memory, more + change(problem))
+        labels = labels.take(kept)
     return labels.take(pareto(labels.strategy, labels.time, labels.memory))
-
-
-def _near_best(switch: Switch, labels: _Labels, change: int) -> NDArray[np.intp]:
-    """Return the labels that none entered alike beats by more than the switch into it and its change may cost more.
-
-    Ties stay, since the order of plans decides them.
-    """
-    alike, more = switch.entered_alike
-    group = alike[labels.strategy]
-    order = np.lexsort((labels.time, labels.memory, group))
-    rank = labels.time[order] - labels.time.min()
-    # Later groups get smaller keys, so that the running minimum starts afresh with each group.
-    size = int(rank.max()) + 1 + change + more
-    last = int(group.max())
-    if size * (last + 1) > LARGEST_KEY:
-        return np.arange(len(labels.time))
-    key = (last - group[order]) * size + rank
-    keep = np.ones(len(order), bool)
-    keep[1:] = key[1:] <= np.minimum.accumulate(key)[:-1] + (change + more)
-    return np.sort(order[keep])
 
 
 def _candidates(problem: LayerProblem, layer: int, later: _Labels) -> _Labels:
@@ -405,14 +428,13 @@ def _read_plan(problem: LayerProblem, labels: list[_Labels]) -> NDArray[np.intp]
     time, memory = int(labels[0].time.min()), problem.budget
     plan: list[int] = []
     for layer, here in enumerate(labels):
-        moves = np.zeros(problem.time.shape[1], np.int64)  # into each strategy
+        rest = here.time
         if plan:
-            switch, before = problem.switches[layer], plan[-1]
-            moves = switch.cost[switch.exit_group[before], switch.entry_group]
-            moves = moves + change(problem) * (np.arange(len(moves)) != before)
-        rest = here.time + moves[here.strategy]
+            rest = rest + _moves(problem, layer)[plan[-1], here.strategy]
         choice = int(here.strategy[(rest == time) & (here.memory <= memory)].min())
-        time -= int(moves[choice]) + int(problem.time[layer, choice])
+        if plan:
+            time -= int(_moves(problem, layer)[plan[-1], choice])
+        time -= int(problem.time[layer, choice])
         memory -= int(problem.memory[layer, choice])
         plan.append(choice)
     return np.array(plan)

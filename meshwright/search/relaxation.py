@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from meshwright.search.labels import FAR, Floats, Ints, Switch
 
 SLACK = 1e-12  # relative; floats bound, integers decide
-_GRID = 2.5 ** np.arange(-8.0, 9.0)  # multipliers of memory, around what layers trade on the whole
+_GRID = 5.0 ** np.arange(-4.0, 5.0)  # multipliers of memory, around what layers trade on the whole
 _FAR_GRID = 4.0 ** np.arange(6.0)  # beyond it
 _BETWEEN = (0.0, 0.5, 1.0)  # from the multiplier below the best to the best, and on to the one above
 
@@ -106,13 +106,14 @@ def _slope(problem: LayerProblem) -> float:
     fastest, leanest = problem.time.argmin(axis=1), problem.memory.argmin(axis=1)
     time = float((problem.time[rows, leanest] - problem.time[rows, fastest]).sum())
     memory = float((problem.memory[rows, fastest] - problem.memory[rows, leanest]).sum())
-    switch = max(float(np.max(s.cost, initial=0, where=s.cost < FAR)) for s in problem.switches)
+    distinct = {id(switch): switch for switch in problem.switches}.values()
+    switch = max(float(np.max(s.cost, initial=0, where=s.cost < FAR)) for s in distinct)
     return max(time, switch) / memory if memory > 0 and max(time, switch) > 0 else 0.0
 
 
 def _ended(problem: LayerProblem, before: Sums) -> tuple[Floats, Ints]:
     """Return [lam + 1]: the weighted sum and the memory of the whole plans with the least sums."""
-    value = before.value[:, -1] + _weighted_costs(problem, before.multipliers)[1][:, -1]
+    value = before.value[:, -1] + _weighted(problem, before.multipliers, -1)[1]
     last = value.argmin(axis=1)
     rows = np.arange(len(value))
     return value[rows, last], before.used[rows, -1, last] + problem.memory[-1, last]
@@ -120,7 +121,7 @@ def _ended(problem: LayerProblem, before: Sums) -> tuple[Floats, Ints]:
 
 def _around(sums: Sums, best: int) -> Sums:
     """Keep 0, the best multiplier and its neighbours."""
-    kept = sorted({0, max(0, best - 1), best, min(best + 1, len(sums.multipliers) - 1)})
+    kept = sorted({max(0, best - 1), best, min(best + 1, len(sums.multipliers) - 1)})
     rows = [*kept, -1]
     return Sums(multipliers=sums.multipliers[kept], value=sums.value[rows], used=sums.used[rows])
 
@@ -149,7 +150,7 @@ def change(problem: LayerProblem) -> int:
 
 def prefix_sums(problem: LayerProblem, multipliers: Floats) -> Sums:
     """Return the sums of the layers before each choice, for all multipliers at once."""
-    weight, cost = _weighted_costs(problem, multipliers)
+    weight, cost = _weighted(problem, multipliers)
     moves, memory = _weighted_moves(problem, weight), np.where(problem.memory < FAR, problem.memory, 0)
     value, used = np.zeros_like(cost), np.zeros(cost.shape, np.int64)
     rows = np.arange(len(cost))[:, None]
@@ -157,15 +158,15 @@ def prefix_sums(problem: LayerProblem, multipliers: Floats) -> Sums:
         switch = problem.switches[layer]
         leaving, strategy = switch.leaving(value[:, layer - 1] + cost[:, layer - 1])
         total = leaving[:, :, None] + moves[layer]
-        source = _picked(strategy, rows, total.argmin(axis=1))
-        value[:, layer] = total.min(axis=1)[:, switch.entry_group]
-        used[:, layer] = (used[:, layer - 1] + memory[layer - 1])[rows, source][:, switch.entry_group]
+        source = total.argmin(axis=1) if switch.is_plain else _picked(strategy, rows, total.argmin(axis=1))
+        value[:, layer] = switch.by_entry(np.minimum.reduce(total, axis=1))
+        used[:, layer] = switch.by_entry((used[:, layer - 1] + memory[layer - 1])[rows, source])
     return Sums(multipliers=multipliers, value=value, used=used)
 
 
 def suffix_sums(problem: LayerProblem, multipliers: Floats) -> Sums:
     """Return the sums of each choice and the layers after it, for all multipliers at once."""
-    weight, value = _weighted_costs(problem, multipliers)
+    weight, value = _weighted(problem, multipliers)
     moves, memory = _weighted_moves(problem, weight), np.where(problem.memory < FAR, problem.memory, 0)
     used = np.zeros(value.shape, np.int64) + memory
     rows = np.arange(len(value))[:, None]
@@ -173,9 +174,9 @@ def suffix_sums(problem: LayerProblem, multipliers: Floats) -> Sums:
         switch = problem.switches[layer + 1]
         entering, strategy = switch.entering(value[:, layer + 1])
         total = moves[layer + 1] + entering[:, None, :]
-        source = _picked(strategy, rows, total.argmin(axis=2))
-        value[:, layer] += total.min(axis=2)[:, switch.exit_group]
-        used[:, layer] += used[:, layer + 1][rows, source][:, switch.exit_group]
+        source = total.argmin(axis=2) if switch.is_plain else _picked(strategy, rows, total.argmin(axis=2))
+        value[:, layer] += switch.by_exit(np.minimum.reduce(total, axis=2))
+        used[:, layer] += switch.by_exit(used[:, layer + 1][rows, source])
     return Sums(multipliers=multipliers, value=value, used=used)
 
 
@@ -185,21 +186,23 @@ def _picked(strategy: NDArray[np.intp], rows: NDArray[np.intp], group: NDArray[n
     return picked
 
 
-def _weighted_costs(problem: LayerProblem, multipliers: Floats) -> tuple[Floats, Floats]:
+def _weighted(problem: LayerProblem, multipliers: Floats, layer: int | slice = slice(None)) -> tuple[Floats, Floats]:
     """Return the weights of time, [lam + 1], and time + lam * memory of every choice; the last row is memory alone."""
-    weight, scale = np.append(np.ones(len(multipliers)), 0.0), np.append(multipliers, 1.0)[:, None, None]
-    time, memory = problem.time.astype(float), problem.memory.astype(float)
-    return weight, np.where(problem.time < FAR, weight[:, None, None] * time + scale * memory, np.inf)
+    weight, scale = np.append(np.ones(len(multipliers)), 0.0), np.append(multipliers, 1.0)
+    ticks, memory = problem.time[layer], problem.memory[layer]
+    shape = (-1, *[1] * ticks.ndim)
+    weighted = weight.reshape(shape) * ticks.astype(float) + scale.reshape(shape) * memory.astype(float)
+    return weight, np.where(ticks < FAR, weighted, np.inf)
 
 
 def _weighted_moves(problem: LayerProblem, weight: Floats) -> list[Floats]:
     """Return [layer] the weighted switches; equal tables are weighted once."""
     distinct = {id(switch): switch for switch in problem.switches}
-    made = {name: _weighted(switch, weight) for name, switch in distinct.items()}
+    made = {name: _weighted_switch(switch, weight) for name, switch in distinct.items()}
     return [made[id(switch)] for switch in problem.switches]
 
 
-def _weighted(switch: Switch, weight: Floats) -> Floats:
+def _weighted_switch(switch: Switch, weight: Floats) -> Floats:
     """Return [weight, exit group, entry group]; a weight is 1, or 0 for what takes no memory."""
     finite = np.isfinite(switch.floats)
     return np.where(finite, weight[:, None, None] * np.where(finite, switch.floats, 0.0), np.inf)
