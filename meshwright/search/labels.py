@@ -20,8 +20,10 @@ _T = TypeVar("_T")
 
 FAR = 1 << 60  # "not allowed"; every real sum stays below LIMIT, so FAR + FAR does not overflow
 LIMIT = float(1 << 59)
-_LARGEST = 1 << 62
+LARGEST_KEY = 1 << 62
 _FEW = 32
+_FEW_STRATEGIES = 32
+_MANY_GROUPS, _NEAR = 128, 10_000
 
 
 def present(value: _T | None) -> _T:
@@ -51,7 +53,7 @@ def pareto(group: NDArray[np.intp], time: Ints, memory: Ints) -> NDArray[np.intp
     order = np.lexsort((time, memory, group))
     least, last = int(time.min()), int(group.max())
     rank, size = time[order] - least, int(time.max()) - least + 1
-    if size * (last + 1) > _LARGEST:
+    if size * (last + 1) > LARGEST_KEY:
         rank, size = np.unique(rank, return_inverse=True)[1].reshape(-1), len(time)
     # Later groups get smaller keys, so that the running minimum starts afresh with each group.
     key = (last - group[order]) * size + rank
@@ -59,6 +61,26 @@ def pareto(group: NDArray[np.intp], time: Ints, memory: Ints) -> NDArray[np.intp
     keep = np.ones(len(order), bool)
     keep[1:] = key[1:] < lowest[:-1]
     return order[keep]
+
+
+def near_best(group: NDArray[np.intp], time: Ints, memory: Ints, slack: int) -> NDArray[np.intp]:
+    """Return the labels that no other of their group with no more memory beats by more than `slack`, in their order."""
+    if len(time) <= 1:
+        return np.arange(len(time))
+    order = np.lexsort((time, memory, group))
+    rank = time[order] - time.min()
+    # Later groups get smaller keys, so that the running minimum starts afresh with each group.
+    size = int(rank.max()) + 1 + slack
+    last = int(group.max())
+    if size * (last + 1) > LARGEST_KEY:
+        number, group = np.unique(group, return_inverse=True)
+        last = len(number) - 1
+        if size * (last + 1) > LARGEST_KEY:
+            return np.arange(len(time))
+    key = (last - group[order]) * size + rank
+    keep = np.ones(len(order), bool)
+    keep[1:] = key[1:] <= np.minimum.accumulate(key)[:-1] + slack
+    return np.sort(order[keep])
 
 
 def pareto_rows(values: NDArray[Any], group: NDArray[np.intp] | None = None) -> NDArray[np.intp]:
@@ -104,25 +126,80 @@ def _beats(columns: NDArray[Any], one: NDArray[np.intp], two: NDArray[np.intp]) 
 
 @dataclass(frozen=True, kw_only=True)
 class Switch:
-    """A switch cost [a, b] as a table over groups: equal rows share an exit group, equal columns an entry group."""
+    """A switch cost [a, b] as a table over groups: equal rows share an exit group, equal columns an entry group.
+
+    A plain one has every strategy as a group of its own, in their order: where there are few, groups save nothing.
+    """
 
     exit_group: NDArray[np.intp]  # [a]
     entry_group: NDArray[np.intp]  # [b]
     cost: Ints  # [exit group, entry group]
     own: Ints  # [a] cost[a, a]
 
-    def leaving(self, values: Floats) -> Floats:
-        """Return the least of `values` [.., a] by exit group: [.., exit group]."""
-        return _least_by(values, *self._by_exit)
+    def leaving(self, values: Floats) -> tuple[Floats, NDArray[np.intp]]:
+        """Return the least of `values` [.., a] by exit group, and which strategy has it: [(..,) exit group]."""
+        if self.is_plain:
+            return values, self.exit_group
+        return _least_by(values, self.exit_group, *self._by_exit)
 
-    def entering(self, values: Floats) -> Floats:
-        """Return the least of `values` [.., b] by entry group: [.., entry group]."""
-        return _least_by(values, *self._by_entry)
+    def entering(self, values: Floats) -> tuple[Floats, NDArray[np.intp]]:
+        """Return the least of `values` [.., b] by entry group, and which strategy has it: [(..,) entry group]."""
+        if self.is_plain:
+            return values, self.entry_group
+        return _least_by(values, self.entry_group, *self._by_entry)
+
+    @cached_property
+    def is_plain(self) -> bool:
+        """Return whether every strategy is a group of its own, numbered alike."""
+        at = np.arange(len(self.exit_group))
+        return np.array_equal(self.exit_group, at) and np.array_equal(self.entry_group, at)
+
+    def by_exit(self, values: NDArray[Any]) -> NDArray[Any]:
+        """Return `values` [.., exit group] by strategy."""
+        return values if self.is_plain else values[..., self.exit_group]
+
+    def by_entry(self, values: NDArray[Any]) -> NDArray[Any]:
+        """Return `values` [.., entry group] by strategy."""
+        return values if self.is_plain else values[..., self.entry_group]
 
     @cached_property
     def floats(self) -> Floats:
         """The costs, infinite where they are FAR."""
         return np.where(self.cost < FAR, self.cost.astype(float), np.inf)
+
+    @cached_property
+    def whole(self) -> Ints:
+        """The costs [a, b]."""
+        whole: Ints = self.cost[self.exit_group[:, None], self.entry_group]
+        return whole
+
+    @cached_property
+    def counted(self) -> Ints:
+        """The costs [a, b], and one for a change of strategy."""
+        return self.whole + (1 - np.eye(*self.whole.shape, dtype=np.int64))
+
+    @cached_property
+    def entered_alike(self) -> tuple[NDArray[np.intp], int]:
+        """Sets [b] of strategies into which the switch from any other costs about the same; the largest difference."""
+        return _alike(self.cost, self.entry_group)
+
+    @cached_property
+    def left_alike(self) -> tuple[NDArray[np.intp], int]:
+        """Sets [a] of strategies from which the switch to any other costs about the same; the largest difference."""
+        return _alike(self.cost.T, self.exit_group)
+
+    def of(self, columns: NDArray[np.intp]) -> Switch:
+        """Return the switches between some strategies."""
+        if len(columns) <= _FEW_STRATEGIES:
+            return plain_switch(self.cost[self.exit_group[columns][:, None], self.entry_group[columns]])
+        exits, exit_group = np.unique(self.exit_group[columns], return_inverse=True)
+        entries, entry_group = np.unique(self.entry_group[columns], return_inverse=True)
+        return Switch(
+            exit_group=exit_group,
+            entry_group=entry_group,
+            cost=self.cost[exits[:, None], entries],
+            own=self.own[columns],
+        )
 
     @cached_property
     def _by_exit(self) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
@@ -133,19 +210,53 @@ class Switch:
         return _sorted_groups(self.entry_group, self.cost.shape[1])
 
 
+def _alike(costs: Ints, group: NDArray[np.intp]) -> tuple[NDArray[np.intp], int]:
+    """Return a number for each strategy, equal where the columns of `costs` differ little, and twice by how much.
+
+    A set is what lies near its first group; where there are many groups, every group is a set.
+    """
+    count = costs.shape[1]
+    if count > _MANY_GROUPS:
+        return group, 0
+    near = int(costs[costs < FAR].max(initial=0)) // _NEAR
+    of_group = np.full(count, -1, np.intp)
+    more = 0
+    for first in range(count):
+        if of_group[first] < 0:
+            apart = np.abs(costs - costs[:, first, None]).max(axis=0)
+            members = (apart <= near) & (of_group < 0)
+            of_group[members] = first
+            more = max(more, 2 * int(apart[members].max()))
+    return of_group[group], more
+
+
 def _sorted_groups(group: NDArray[np.intp], count: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
     """Return members by group, and where each group starts; an empty group is not allowed."""
     order = np.argsort(group, kind="stable")
     return order, np.searchsorted(group[order], np.arange(count))
 
 
-def _least_by(values: Floats, order: NDArray[np.intp], starts: NDArray[np.intp]) -> Floats:
-    least: Floats = np.minimum.reduceat(values[..., order], starts, axis=-1)
-    return least
+def _least_by(
+    values: Floats, group: NDArray[np.intp], order: NDArray[np.intp], starts: NDArray[np.intp]
+) -> tuple[Floats, NDArray[np.intp]]:
+    if len(starts) == len(order):  # every group is one strategy
+        return values[..., order], order
+    values = values[..., order]
+    least: Floats = np.minimum.reduceat(values, starts, axis=-1)
+    first = np.where(values == least[..., group[order]], np.arange(len(order)), len(order) - 1)
+    return least, order[np.minimum.reduceat(first, starts, axis=-1)]
+
+
+def plain_switch(cost: Ints) -> Switch:
+    """Return `cost` [a, b] with every strategy as a group of its own."""
+    at = np.arange(len(cost))
+    return Switch(exit_group=at, entry_group=at, cost=cost, own=np.diagonal(cost).copy())
 
 
 def group_switch(cost: Ints) -> Switch:
-    """Group the equal rows and the equal columns of `cost` [a, b]."""
+    """Group the equal rows and the equal columns of `cost` [a, b], where there are many."""
+    if len(cost) <= _FEW_STRATEGIES:
+        return plain_switch(cost)
     _, first_row, exit_group = np.unique(cost, axis=0, return_index=True, return_inverse=True)
     _, first_column, entry_group = np.unique(cost, axis=1, return_index=True, return_inverse=True)
     return Switch(

@@ -24,14 +24,31 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from meshwright.search.labels import FAR, Floats, Ints, Switch, decimal_scale, group_switch, pareto, to_ints
+from meshwright.search.labels import (
+    FAR,
+    Floats,
+    Ints,
+    Switch,
+    decimal_scale,
+    group_switch,
+    near_best,
+    pareto,
+    to_ints,
+)
+from meshwright.search.relaxation import (
+    SLACK,
+    LayerProblem,
+    Relaxation,
+    Sums,
+    change,
+    crossed,
+    prefix_sums,
+    relax,
+    suffix_sums,
+)
 
-_SLACK = 1e-12  # relative; floats bound, integers decide
-_CROSSINGS = 3
-_GRIDS, _GRID = 2, 4.0 ** np.arange(-7.0, 6.0)
-_BETWEEN: Floats = np.linspace(0.0, 1.0, len(_GRID) + 2)[1:-1]
-_FIRST_GAP, _USUAL_CHOICES = 1e-3, 1000
-_FEW_MOVES, _FEW_PAIRS = 2000, 20_000
+_FIRST_GAP, _NEAR, _USUAL_CHOICES = 1e-3, 30, 1000
+_FEW_MOVES, _FEW_PAIRS, _FEW_LABELS = 2000, 20_000, 100
 _PER_LAYER = 3  # dimensions of a switch table with an entry for each layer
 
 
@@ -59,21 +76,6 @@ class OutOfTime(Exception):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LayerProblem:
-    """Integers; the time's lowest digit (base `changes_base`; 1: none) counts changes of strategy.
-
-    Solving it raises OutOfTime after `deadline` (of time.perf_counter).
-    """
-
-    time: Ints  # [layer, strategy]
-    memory: Ints  # [layer, strategy]
-    switches: tuple[Switch, ...]  # [layer]; entry i is between i-1 and i, without the counted change
-    changes_base: int
-    budget: int
-    deadline: float = math.inf
-
-
-@dataclass(frozen=True, kw_only=True)
 class _Labels:
     """Labels of the layers from one on, sorted by strategy, then memory."""
 
@@ -81,14 +83,8 @@ class _Labels:
     time: Ints
     memory: Ints
 
-
-@dataclass(frozen=True, kw_only=True)
-class PrefixBound:
-    """prefix[lam, layer, strategy]: least time + lam * memory of the layers before, switch included."""
-
-    multipliers: Floats  # [lam]
-    prefix: Floats
-    prefix_memory: Floats  # [layer, strategy] the least memory of the layers before
+    def take(self, at: NDArray[np.intp]) -> _Labels:
+        return _Labels(strategy=self.strategy[at], time=self.time[at], memory=self.memory[at])
 
 
 def solve(
@@ -217,20 +213,20 @@ def _limited(problem: LayerProblem, transients: Ints, bottom: int, top: int) -> 
 
 def relaxed_bound(problem: LayerProblem, transients: Ints) -> int:
     """Return a bound on the time of every plan that fits; FAR when none does. Takes moments."""
-    dual = _relaxed_dual(problem, transients)
-    return FAR if dual is None else math.floor(dual[0] * (1 - _SLACK)) - 1
+    relaxed = _relaxed(problem, transients)
+    return FAR if relaxed is None else math.floor(relaxed.lower * (1 - SLACK)) - 1
 
 
 def least_multiplier(problem: LayerProblem, transients: Ints) -> float:
     """Return the multiplier of memory at which `relaxed_bound` is reached: time per byte; 0 where memory is ample."""
-    dual = _relaxed_dual(problem, transients)
-    return 0.0 if dual is None or len(dual[2]) == 1 else dual[2][2]
+    relaxed = _relaxed(problem, transients)
+    return 0.0 if relaxed is None else relaxed.best
 
 
-def _relaxed_dual(problem: LayerProblem, transients: Ints) -> tuple[float, int, list[float]] | None:
+def _relaxed(problem: LayerProblem, transients: Ints) -> Relaxation | None:
     values = transients[transients < FAR]
     bottom = _least_transient(transients)
-    return _dual(_limited(problem, transients, bottom, int(values.max()))) if bottom < FAR else None
+    return relax(_limited(problem, transients, bottom, int(values.max()))) if bottom < FAR else None
 
 
 def _least_transient(transients: Ints) -> int:
@@ -265,23 +261,58 @@ def solve_intervals(problem: LayerProblem, transients: Ints, limit: int = FAR) -
 
 def _solve_additive(problem: LayerProblem, limit: int) -> tuple[int, NDArray[np.intp]] | None:
     """Return the best (time, strategies) with time <= limit, or None."""
-    dual = _dual(problem)
-    if dual is None:
+    columns = _useful(problem)
+    if len(columns) == problem.time.shape[1]:
+        return _solve_useful(problem, limit)
+    found = _solve_useful(_of(problem, columns), limit)
+    return None if found is None else (found[0], columns[found[1]])
+
+
+def _of(problem: LayerProblem, columns: NDArray[np.intp]) -> LayerProblem:
+    """Return the problem with some of its strategies."""
+    distinct = {id(switch): switch for switch in problem.switches}
+    made = {name: switch.of(columns) for name, switch in distinct.items()}
+    return replace(
+        problem,
+        time=problem.time[:, columns],
+        memory=problem.memory[:, columns],
+        switches=tuple(made[id(switch)] for switch in problem.switches),
+    )
+
+
+def _useful(problem: LayerProblem) -> NDArray[np.intp]:
+    """Return the strategies that some layer may use: no other, entered and left alike, clearly beats them there."""
+    useful = np.zeros(problem.time.shape[1], bool)
+    last, seen = len(problem.time) - 1, set[tuple[bytes, bytes, int, int]]()
+    for layer, (ticks, memory) in enumerate(zip(problem.time, problem.memory, strict=True)):
+        into, out_of = problem.switches[layer], problem.switches[min(layer + 1, last)]
+        key = (ticks.tobytes(), memory.tobytes(), id(into), id(out_of))
+        if key not in seen:
+            seen.add(key)
+            (entered, more), (left, even_more) = into.entered_alike, out_of.left_alike
+            here = np.flatnonzero(ticks < FAR)
+            alike = (entered * len(ticks) + left)[here]
+            slack = more + even_more + 2 * change(problem)
+            useful[here[near_best(alike, ticks[here], memory[here], slack)]] = True
+    return np.flatnonzero(useful)
+
+
+def _solve_useful(problem: LayerProblem, limit: int) -> tuple[int, NDArray[np.intp]] | None:
+    relaxed = relax(problem)
+    if relaxed is None or relaxed.lower > limit * (1 + SLACK) + 1:
         return None
-    lower, upper, multipliers = dual
-    upper = min(upper, limit)
-    if lower > upper * (1 + _SLACK) + 1:
-        return None
-    bound = prefix_bounds(problem, np.array(multipliers))
-    through = _least_through(problem, bound)
+    lower, before = relaxed.lower, relaxed.before
+    after = suffix_sums(problem, before.multipliers)
+    upper = min(limit, crossed(problem, before, after))
+    through = before.value + after.value
     # The more choices, the nearer the best plan is to the bound, and the more labels lie between.
     share = _FIRST_GAP * min(1.0, _USUAL_CHOICES / np.count_nonzero(problem.time < FAR))
     gap = max(share * abs(lower), float(problem.changes_base))
     while True:
         threshold = min(upper, int(lower + gap) + 1)
-        if upper - threshold < 2 * gap:  # the plan in hand is near: no second pass
+        if upper - threshold < _NEAR * gap:  # the plan in hand is near: no second pass
             threshold = upper
-        labels = _all_labels(_reduced(problem, bound, through, threshold), bound, threshold)
+        labels = _all_labels(_reduced(problem, before, through, threshold), before, threshold)
         if len(labels[0].time):
             return int(labels[0].time.min()), _read_plan(problem, labels)
         if threshold >= upper:
@@ -289,215 +320,54 @@ def _solve_additive(problem: LayerProblem, limit: int) -> tuple[int, NDArray[np.
         gap *= 4
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Relaxed:
-    """The plan with the least weighted sum of time and memory, and that sum."""
-
-    plan: NDArray[np.intp]
-    ticks: int
-    used: int
-    value: float
-
-
-def _relaxed(problem: LayerProblem, weights: tuple[float, float]) -> _Relaxed | None:
-    """Return it, or None when no plan is allowed; the weight of time is 1 or 0."""
-    time_weight, memory_weight = weights
-    cost = np.where(
-        problem.time < FAR,
-        time_weight * problem.time.astype(float) + memory_weight * problem.memory.astype(float),
-        np.inf,
-    )
-    value, arrows = cost[-1], [np.zeros(0, np.intp)] * len(cost)
-    for layer in range(len(cost) - 1, 0, -1):
-        switch = problem.switches[layer]
-        moves = switch.floats if time_weight else np.where(np.isfinite(switch.floats), 0.0, np.inf)
-        order = np.lexsort((-value, switch.entry_group))  # the last of each group wins the assignment below
-        best_of = np.zeros(moves.shape[1], np.intp)
-        best_of[switch.entry_group[order]] = order
-        total = moves + value[best_of][None, :]
-        chosen = total.argmin(axis=1)
-        arrows[layer] = best_of[chosen][switch.exit_group]
-        value = cost[layer - 1] + total[np.arange(len(total)), chosen][switch.exit_group]
-    at = int(value.argmin())
-    if not np.isfinite(value[at]):
-        return None
-    steps = [at]
-    for layer in range(1, len(cost)):
-        steps.append(int(arrows[layer][steps[-1]]))
-    plan = np.array(steps)
-    time, memory = plan_sums(problem, plan)
-    return _Relaxed(plan=plan, ticks=time, used=memory, value=float(value[at]))
-
-
-def plan_sums(problem: LayerProblem, plan: NDArray[np.intp]) -> tuple[int, int]:
-    """Return the integer time (changes in its lowest digit) and memory of a plan."""
-    rows = np.arange(len(plan))
-    time = int(problem.time[rows, plan].sum())
-    for layer in range(1, len(plan)):
-        before, here = plan[layer - 1], plan[layer]
-        switch = problem.switches[layer]
-        time += int(switch.cost[switch.exit_group[before], switch.entry_group[here]]) + _change(problem) * int(
-            before != here
-        )
-    return time, int(problem.memory[rows, plan].sum())
-
-
-def _dual(problem: LayerProblem) -> tuple[float, int, list[float]] | None:
-    """Maximise min(time + lam * (memory - budget)) over lam; return (bound, time of a plan that fits, multipliers)."""
-    fastest = _relaxed(problem, (1.0, 0.0))
-    if fastest is None:
-        return None
-    if fastest.used <= problem.budget:
-        return fastest.value, fastest.ticks, [0.0]
-    smallest = _relaxed(problem, (0.0, 1.0))
-    if smallest is None or smallest.used > problem.budget:
-        return None
-    lower, best, heavy, light = _best_multiplier(problem, fastest, smallest)
-    upper = min(smallest.ticks, light.ticks, _crossed(problem, heavy.plan, light.plan))
-    return lower, upper, [0.0, best / 3, best, best * 3] if best else [0.0]
-
-
-def _best_multiplier(
-    problem: LayerProblem, fastest: _Relaxed, smallest: _Relaxed
-) -> tuple[float, float, _Relaxed, _Relaxed]:
-    """Return the best bound, its multiplier, and the plans on both sides of the budget: one too large, one that fits.
-
-    The bound is concave in the multiplier: whole grids of them are tried in one pass over the layers, each between
-    the neighbours of the best before. The first spans slopes from far below to far above that of the two plans.
-    """
-    lower, best, heavy, light = fastest.value, 0.0, fastest, smallest
-    slope = (light.ticks - heavy.ticks) / (heavy.used - light.used)
-    if slope <= 0:
-        return lower, best, heavy, light
-    grid, low, high = slope * _GRID, 0.0, 0.0
-    for _ in range(_GRIDS):
-        values = suffix_sums(problem, grid)[:-1, 0].min(axis=1) - grid * problem.budget
-        at = int(values.argmax())
-        if values[at] > lower:
-            lower, best = float(values[at]), float(grid[at])
-        low = float(grid[at - 1]) if at else 0.0
-        high = float(grid[min(at + 1, len(grid) - 1)])
-        grid = low + (high - low) * _BETWEEN
-    for multiplier in (low, high, best):
-        found = _relaxed(problem, (1.0, multiplier))
-        if found is not None and found.used > problem.budget:
-            heavy = min(heavy, found, key=lambda one: one.used)
-        elif found is not None:
-            light = min(light, found, key=lambda one: one.ticks)
-    return lower, best, heavy, light
-
-
-def _crossed(problem: LayerProblem, heavy: NDArray[np.intp], light: NDArray[np.intp]) -> int:
-    """Return the least time of a plan that fits and begins as one of two and ends as the other; FAR: none does.
-
-    Both are best for one multiplier, but only one fits: between them lie plans that nearly fill the budget.
-    """
-    rows = np.arange(len(heavy))
-    best = FAR
-    for first, second in ((heavy, light), (light, heavy)):
-        memory = np.concatenate([[0], np.cumsum(problem.memory[rows, first])])
-        rest = problem.memory[rows, second]
-        after = int(rest.sum()) - np.concatenate([[0], np.cumsum(rest)])
-        fitting = np.flatnonzero(memory + after <= problem.budget)
-        gain = np.cumsum(problem.time[rows, first] - problem.time[rows, second])
-        value = np.concatenate([[0], gain])[fitting]
-        for at in fitting[np.argsort(value, kind="stable")[:_CROSSINGS]]:  # switches decide between the best
-            best = min(best, plan_sums(problem, np.concatenate([first[:at], second[at:]]))[0])
-    return best
-
-
-def _change(problem: LayerProblem) -> int:
-    return int(problem.changes_base > 1)
-
-
-def prefix_bounds(problem: LayerProblem, multipliers: Floats) -> PrefixBound:
-    """Return least sums of the layers before each layer, for all multipliers at once and for memory alone."""
-    weight, cost = _weighted_costs(problem, multipliers)
-    prefix = np.zeros_like(cost)
-    for layer in range(1, len(problem.time)):
-        switch = problem.switches[layer]
-        leaving = switch.leaving(prefix[:, layer - 1] + cost[:, layer - 1])
-        prefix[:, layer] = (leaving[:, :, None] + _weighted(switch, weight)).min(axis=1)[:, switch.entry_group]
-    return PrefixBound(multipliers=multipliers, prefix=prefix[:-1], prefix_memory=prefix[-1])
-
-
-def _weighted_costs(problem: LayerProblem, multipliers: Floats) -> tuple[Floats, Floats]:
-    """Return the weights of time, [lam + 1], and time + lam * memory of every choice; the last row is memory alone."""
-    weight, scale = np.append(np.ones(len(multipliers)), 0.0), np.append(multipliers, 1.0)[:, None, None]
-    time, memory = problem.time.astype(float), problem.memory.astype(float)
-    return weight, np.where(problem.time < FAR, weight[:, None, None] * time + scale * memory, np.inf)
-
-
-def _least_through(problem: LayerProblem, bound: PrefixBound) -> Floats:
-    """Return [lam, layer, strategy]: least time + lam * memory of a plan with that choice; the last row: memory."""
-    prefix = np.concatenate([bound.prefix, bound.prefix_memory[None]])
-    return prefix + suffix_sums(problem, bound.multipliers)
-
-
-def suffix_sums(problem: LayerProblem, multipliers: Floats) -> Floats:
-    """Return [lam, layer, strategy]: least sums from a layer, under a strategy, to the end; the last row: memory."""
-    weight, suffix = _weighted_costs(problem, multipliers)
-    for layer in range(len(problem.time) - 2, -1, -1):
-        switch = problem.switches[layer + 1]
-        entering = switch.entering(suffix[:, layer + 1])
-        suffix[:, layer] += (_weighted(switch, weight) + entering[:, None, :]).min(axis=2)[:, switch.exit_group]
-    return suffix
-
-
-def _weighted(switch: Switch, weight: Floats) -> Floats:
-    """Return [weight, exit group, entry group]; a weight is 1, or 0 for what takes no memory."""
-    finite = np.isfinite(switch.floats)
-    return np.where(finite, weight[:, None, None] * np.where(finite, switch.floats, 0.0), np.inf)
-
-
-def _reduced(problem: LayerProblem, bound: PrefixBound, through: Floats, threshold: int) -> LayerProblem:
+def _reduced(problem: LayerProblem, before: Sums, through: Floats, threshold: int) -> LayerProblem:
     """Forbid the choices that no plan within threshold and budget contains (reduced-cost fixing)."""
-    room = _room(problem, bound, threshold) + bound.multipliers * float(problem.budget)
+    room = _room(problem, before, threshold) + before.multipliers * float(problem.budget)
     keep = (through[:-1] <= room[:, None, None]).all(axis=0)
-    keep &= through[-1] <= problem.budget + _SLACK * abs(problem.budget)
+    keep &= through[-1] <= problem.budget + SLACK * abs(problem.budget)
     return replace(problem, time=np.where(keep, problem.time, FAR), memory=np.where(keep, problem.memory, FAR))
 
 
-def _room(problem: LayerProblem, bound: PrefixBound, threshold: int) -> Floats:
+def _room(problem: LayerProblem, before: Sums, threshold: int) -> Floats:
     """Return [lam] what time + lam * (memory - budget) may be at most: the threshold, and a little for floats."""
-    return threshold + _SLACK * (abs(threshold) + bound.multipliers * float(problem.budget)) + 1
+    return threshold + SLACK * (abs(threshold) + before.multipliers * float(problem.budget)) + 1
 
 
-def _all_labels(problem: LayerProblem, bound: PrefixBound, threshold: int) -> list[_Labels]:
+def _all_labels(problem: LayerProblem, before: Sums, threshold: int) -> list[_Labels]:
     """Return the labels of every layer that can be part of a plan within budget and threshold."""
-    num_layers = len(problem.time)
-    labels = [_kept(problem, bound, threshold, num_layers - 1, _last_labels(problem))]
+    num_layers, room = len(problem.time), _room(problem, before, threshold)
+    num_choices = np.count_nonzero(problem.time < FAR, axis=1).tolist()
+    labels = [_kept(problem, before, threshold, room, num_layers - 1, _last_labels(problem))]
     for layer in range(num_layers - 2, -1, -1):
         if time.perf_counter() > problem.deadline:
             raise OutOfTime
-        if len(labels[-1].time) * np.count_nonzero(problem.time[layer] < FAR) <= _FEW_PAIRS:
-            labels.append(_extended(problem, bound, threshold, layer, labels[-1]))
+        if len(labels[-1].time) * num_choices[layer] <= _FEW_PAIRS:
+            labels.append(_extended(problem, before, threshold, room, layer, labels[-1]))
         else:
-            labels.append(_kept(problem, bound, threshold, layer, _candidates(problem, layer, labels[-1])))
+            labels.append(_kept(problem, before, threshold, room, layer, _candidates(problem, layer, labels[-1])))
     return labels[::-1]
 
 
-def _extended(problem: LayerProblem, bound: PrefixBound, threshold: int, layer: int, later: _Labels) -> _Labels:
+def _extended(problem: LayerProblem, before: Sums, threshold: int, room: Floats, layer: int, later: _Labels) -> _Labels:
     """Put every choice of layer `layer` before every label of layer + 1; drop as `_kept` does."""
-    switch = problem.switches[layer + 1]
     here = np.flatnonzero(problem.time[layer] < FAR)
-    moves = switch.cost[switch.exit_group[here][:, None], switch.entry_group[later.strategy][None, :]]
-    if _change(problem):
-        moves = moves + (here[:, None] != later.strategy[None, :])
-    time = moves + problem.time[layer, here][:, None] + later.time[None, :]
-    memory = problem.memory[layer, here][:, None] + later.memory[None, :]
-    slack = _SLACK * abs(problem.budget)
-    keep = memory + bound.prefix_memory[layer, here][:, None] <= problem.budget + slack
+    time = _moves(problem, layer + 1)[here[:, None], later.strategy] + problem.time[layer, here][:, None] + later.time
+    memory = problem.memory[layer, here][:, None] + later.memory
+    rest = before.value[:, layer, here][:, :, None]
+    keep = memory + rest[-1] <= problem.budget + SLACK * abs(problem.budget)
     over = memory - float(problem.budget)
-    room = _room(problem, bound, threshold)[:, None] - bound.prefix[:, layer, here]
-    for number, multiplier in enumerate(bound.multipliers.tolist()):
-        keep &= time + multiplier * over <= room[number][:, None]
+    for number, multiplier in enumerate(before.multipliers.tolist()):
+        keep &= time + multiplier * over <= room[number] - rest[number]
     if layer == 0:  # complete: integers decide
         keep &= (memory <= problem.budget) & (time <= threshold)
     choice, at = np.nonzero(keep)
-    strategy, time, memory = here[choice], time[choice, at], memory[choice, at]
-    order = pareto(strategy, time, memory)
-    return _Labels(strategy=strategy[order], time=time[order], memory=memory[order])
+    return _best(problem, layer, _Labels(strategy=here[choice], time=time[choice, at], memory=memory[choice, at]))
+
+
+def _moves(problem: LayerProblem, layer: int) -> Ints:
+    """Return [before, here] the switches into a layer, changes counted."""
+    switch = problem.switches[layer]
+    return switch.counted if change(problem) else switch.whole
 
 
 def _last_labels(problem: LayerProblem) -> _Labels:
@@ -505,22 +375,25 @@ def _last_labels(problem: LayerProblem) -> _Labels:
     return _Labels(strategy=strategy, time=problem.time[-1, strategy], memory=problem.memory[-1, strategy])
 
 
-def _kept(problem: LayerProblem, bound: PrefixBound, threshold: int, layer: int, labels: _Labels) -> _Labels:
+def _kept(problem: LayerProblem, before: Sums, threshold: int, room: Floats, layer: int, labels: _Labels) -> _Labels:
     """Drop the labels that no prefix can complete, then the dominated ones."""
-    lam = bound.multipliers[:, None]
-    value = labels.time + lam * (labels.memory - float(problem.budget)) + bound.prefix[:, layer, labels.strategy]
-    keep = (value <= _room(problem, bound, threshold)[:, None]).all(axis=0)
-    fits = labels.memory + bound.prefix_memory[layer, labels.strategy]
-    keep &= fits <= problem.budget + _SLACK * abs(problem.budget)
+    lam = before.multipliers[:, None]
+    value = labels.time + lam * (labels.memory - float(problem.budget)) + before.value[:-1, layer, labels.strategy]
+    keep = (value <= room[:, None]).all(axis=0)
+    fits = labels.memory + before.value[-1, layer, labels.strategy]
+    keep &= fits <= problem.budget + SLACK * abs(problem.budget)
     if layer == 0:  # complete: integers decide
         keep &= (labels.memory <= problem.budget) & (labels.time <= threshold)
-    return _selected(labels, keep)
+    return _best(problem, layer, labels.take(np.flatnonzero(keep)))
 
 
-def _selected(labels: _Labels, keep: NDArray[np.bool_]) -> _Labels:
-    strategy, time, memory = labels.strategy[keep], labels.time[keep], labels.memory[keep]
-    order = pareto(strategy, time, memory)
-    return _Labels(strategy=strategy[order], time=time[order], memory=memory[order])
+def _best(problem: LayerProblem, layer: int, labels: _Labels) -> _Labels:
+    """Drop the labels that another of the same strategy beats in both, or one that is entered alike clearly does."""
+    if layer and len(labels.time) > _FEW_LABELS:
+        alike, more = problem.switches[layer].entered_alike
+        kept = near_best(alike[labels.strategy], labels.time, labels.memory, more + change(problem))
+        labels = labels.take(kept)
+    return labels.take(pareto(labels.strategy, labels.time, labels.memory))
 
 
 def _candidates(problem: LayerProblem, layer: int, later: _Labels) -> _Labels:
@@ -531,7 +404,7 @@ def _candidates(problem: LayerProblem, layer: int, later: _Labels) -> _Labels:
     first = np.arange(len(entry)) if few else pareto(entry, later.time, later.memory)
     moves = switch.cost[:, entry[first]]  # [exit group, label]
     group, at = np.nonzero(moves < FAR)
-    time, memory = later.time[first][at] + moves[group, at] + _change(problem), later.memory[first][at]
+    time, memory = later.time[first][at] + moves[group, at] + change(problem), later.memory[first][at]
     left = pareto(group, time, memory)
     group, time, memory = group[left], time[left], memory[left]
     allowed = np.flatnonzero(problem.time[layer] < FAR)
@@ -555,14 +428,13 @@ def _read_plan(problem: LayerProblem, labels: list[_Labels]) -> NDArray[np.intp]
     time, memory = int(labels[0].time.min()), problem.budget
     plan: list[int] = []
     for layer, here in enumerate(labels):
-        moves = np.zeros(problem.time.shape[1], np.int64)  # into each strategy
+        rest = here.time
         if plan:
-            switch, before = problem.switches[layer], plan[-1]
-            moves = switch.cost[switch.exit_group[before], switch.entry_group]
-            moves = moves + _change(problem) * (np.arange(len(moves)) != before)
-        rest = here.time + moves[here.strategy]
+            rest = rest + _moves(problem, layer)[plan[-1], here.strategy]
         choice = int(here.strategy[(rest == time) & (here.memory <= memory)].min())
-        time -= int(moves[choice]) + int(problem.time[layer, choice])
+        if plan:
+            time -= int(_moves(problem, layer)[plan[-1], choice])
+        time -= int(problem.time[layer, choice])
         memory -= int(problem.memory[layer, choice])
         plan.append(choice)
     return np.array(plan)
@@ -572,11 +444,12 @@ def _frontier_points(problem: LayerProblem, transients: Ints, top: int, epsilon:
     """Return the (time, memory) labels of the plans whose transients are at most `top`."""
     limited = _limited(problem, transients, top, top)
     num_layers = len(problem.time)
-    bound = prefix_bounds(limited, np.zeros(1))
-    labels = _kept(limited, bound, FAR, num_layers - 1, _last_labels(limited))
+    before = prefix_sums(limited, np.zeros(1))
+    room = _room(limited, before, FAR)
+    labels = _kept(limited, before, FAR, room, num_layers - 1, _last_labels(limited))
     for layer in range(num_layers - 2, -1, -1):
         labels = _thinned(labels, epsilon / num_layers)
-        labels = _kept(limited, bound, FAR, layer, _candidates(limited, layer, labels))
+        labels = _kept(limited, before, FAR, room, layer, _candidates(limited, layer, labels))
     keep = pareto(np.zeros(len(labels.time), np.intp), labels.time, labels.memory)
     return labels.time[keep], labels.memory[keep] + top
 

@@ -16,14 +16,13 @@ from numpy.typing import NDArray
 
 from meshwright.search.labels import FAR, Floats, Ints, Switch, group_switch
 from meshwright.search.layers import (
-    LayerProblem,
     OutOfTime,
     least_multiplier,
-    plan_sums,
     relaxed_bound,
     solve_intervals,
 )
 from meshwright.search.problem import Exact
+from meshwright.search.relaxation import LayerProblem, plan_sums
 
 Plan = tuple[tuple[int, ...], tuple[int, ...]]  # boundaries, strategies
 _FACTORS = (0.0, 0.25, 0.5, 0.7, 0.85, 1.0, 1.15, 1.35, 1.8, 3.0)  # around the multiplier of the ends left free

@@ -23,8 +23,9 @@ from numpy.typing import NDArray
 
 from meshwright.search.bound import H0, H1, H2, B, C, F, G, Pipe, exact_values, slopes
 from meshwright.search.labels import FAR, Floats, Ints, Switch, pareto_rows, present
-from meshwright.search.layers import LayerProblem, plan_sums, prefix_bounds, solve_intervals
+from meshwright.search.layers import solve_intervals
 from meshwright.search.problem import Exact
+from meshwright.search.relaxation import LayerProblem, plan_sums, prefix_sums
 
 _MAX_CANDIDATES = 150_000  # labels before dominance
 _MAX_LABELS = 6_000  # labels after dominance
@@ -414,7 +415,7 @@ class Table:
         once = cell.key_weights[1] * self.once(cell.stage, tied)
         transient = self.transients(cell, problem)
         spread = float(self._grid(cell.stage)[cell.key, 7])
-        bound = prefix_bounds(problem, np.array([0.0, spread / 4, spread]))
+        before = prefix_sums(problem, np.array([0.0, spread / 4, spread]))
         room = problem.budget - int(max(row.min() for row in transient))
         labels = np.zeros((1, 5), np.int64)  # F, B, g, memory, transient
         first, last = np.full(1, -1), np.full(1, -1)
@@ -429,12 +430,12 @@ class Table:
             key = cell.key_weights[0] * (values[:, 0] + values[:, 1]) + cell.key_weights[1] * values[:, 2] + once
             memory = values[:, 3].astype(float)
             # The multipliers' bound on the key of any completion; the first of them, 0, ignores memory.
-            total = (key + bound.prefix[:, at, chosen]) + bound.multipliers[:, None] * (memory - room)
+            total = (key + before.value[:-1, at, chosen]) + before.multipliers[:, None] * (memory - room)
             if at == 0:  # what is received is part of the key, but not of the rows
                 total = total + (problem.time[0, chosen] - self._own_key(cell, chosen))
-            shave = _SHAVE * (np.abs(total).max(initial=0) + bound.multipliers.max() * abs(room)) + 1
+            shave = _SHAVE * (np.abs(total).max(initial=0) + before.multipliers.max() * abs(room)) + 1
             within = (total <= limit + shave).all(axis=0)
-            fits = memory + bound.prefix_memory[at, chosen] <= problem.budget - values[:, 4] + 1
+            fits = memory + before.value[-1, at, chosen] <= problem.budget - values[:, 4] + 1
             complete &= bool(within[fits].all())
             keep = np.flatnonzero(within & fits)
             if at == 0:
