@@ -134,6 +134,8 @@ def write_text(path: str | Path, text: str) -> None:
     path = Path(path)
     temporary = None
     try:
+        path = path.resolve()  # what a link leads to is written, not the link replaced
+        _refuse_special(path)
         _refuse_read_only(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=path.parent, delete=False) as out:
@@ -153,6 +155,7 @@ def check_writable(path: str | Path) -> None:
     try:
         if path.is_dir():
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        _refuse_special(path)
         _refuse_read_only(path)
         folder = next(parent for parent in path.absolute().parents if parent.exists())
         with tempfile.TemporaryFile(dir=folder):
@@ -269,6 +272,12 @@ def _from_json(text: str) -> Any:
         return data
 
     return json.loads(text, object_pairs_hook=once)
+
+
+def _refuse_special(path: Path) -> None:
+    """Raise OSError for a device, pipe or socket, which a file in its place would destroy."""
+    if path.exists() and not path.is_file() and not path.is_dir():
+        raise OSError(errno.EINVAL, "it is not a regular file")
 
 
 def _refuse_read_only(path: Path) -> None:

@@ -55,7 +55,9 @@ def _measured(folder: Path) -> RunMeasured:
 
 def _show(found: Calibration) -> None:
     if found.compute_factor == found.communication_factor:
-        show_line(f"seconds: x {found.compute_factor:.3g} (runs lie within {show_percent(found.time_spread_share)} of it)")
+        show_line(
+            f"seconds: x {found.compute_factor:.3g} (runs lie within {show_percent(found.time_spread_share)} of it)"
+        )
     else:
         show_line(
             f"seconds: compute x {found.compute_factor:.3g}, all else x {found.communication_factor:.3g} "

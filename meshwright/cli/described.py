@@ -37,6 +37,7 @@ ScheduleOption = Annotated[ScheduleName, typer.Option(help="Pipeline schedule.")
 DtypeOption = Annotated[Literal["bf16", "fp32"], typer.Option(help="Dtype that layers compute in.")]
 MemoryOption = Annotated[str | None, typer.Option(help="Memory a device may use (default: all).")]
 
+_SAME = 1e-9  # of seconds that were added up once more
 # What only runs of other frameworks may say, with what it is when it is not given.
 _PRICED_ONLY: dict[str, Any] = {
     "cp": 1, "ep": 1, "virtual_stages": 1, "sequence_parallel": False, "recompute_granularity": None,
@@ -45,7 +46,8 @@ _PRICED_ONLY: dict[str, Any] = {
 _GIVEN_BY_A_PLAN: dict[str, Any] = {
     "model": None, "cluster": None, "global_batch": None, "seq_len": None, "memory": None, "dp_shard": None, "tp": 1,
     "pp": 1, "zero_stage": 0, "recompute": False, "micro_batches": None, "micro_batch_size": None,
-    "framework": "meshwright", "memory_confidence": None, "calibration": None, **_PRICED_ONLY,
+    "framework": "meshwright", "schedule": "1f1b", "dtype": "bf16", "memory_confidence": None, "calibration": None,
+    **_PRICED_ONLY,
 }  # fmt: skip
 
 
@@ -63,8 +65,7 @@ def described(command: str, given: dict[str, Any]) -> Described:
         changed = [name for name, usual in _GIVEN_BY_A_PLAN.items() if given[name] != usual]
         if changed:
             raise UserError(f"{command}: a plan file says it all; leave out {', '.join(map(_flag, changed))}")
-        wanted = load_plan(given["plan"])
-        return Described(plan=wanted.model_copy(update={"predicted": price(wanted)}))
+        return Described(plan=_priced_again(load_plan(given["plan"])))
     missing = [_flag(name) for name in ("model", "cluster", "global_batch", "seq_len") if given[name] is None]
     if missing:
         raise UserError(f"{command}: give a plan file, or also {', '.join(missing)}")
@@ -76,6 +77,13 @@ def described(command: str, given: dict[str, Any]) -> Described:
     memory_bytes = None if given["memory"] is None else parse_bytes(given["memory"])
     run = make_run(_run_options(given))
     return Described(run=price_run(run, memory_bytes, given["memory_confidence"]))
+
+
+def _priced_again(plan: Plan) -> Plan:
+    """Return `plan` with its price, and without a proof of another one: it was edited, or the price has changed."""
+    predicted = price(plan)
+    is_same = plan.predicted is not None and abs(plan.predicted.step_s / predicted.step_s - 1) < _SAME
+    return plan.model_copy(update={"predicted": predicted} | ({} if is_same else {"proof": None}))
 
 
 def _flag(name: str) -> str:

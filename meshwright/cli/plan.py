@@ -73,6 +73,8 @@ def plan(
     check_search(time_limit, output)
     if algorithm == "bmw" and partition not in (None, "bmw"):
         raise UserError(f"partition: {partition} stages and algorithm bmw exclude each other; drop one of them")
+    if both := sorted(set(with_rules or []) & set(without_rules or [])):
+        raise UserError(f"with: rule {both[0]} is switched on and off; drop one of them")
     request = planner.make_request(
         model,
         cluster,
@@ -132,7 +134,8 @@ def _show_found(found: Found, *, as_json: bool) -> None:
     solved = sum(tried.step_s is not None for tried in found.tried)
     if found.exact is not None:
         _show_loop(found, found.exact)
-    show_line(f"searched {len(found.tried)} settings in {found.search_s:.2f} s; {solved} solved, the rest cannot win")
+    rest = "the rest was not decided or cannot win" if found.stopped else "the rest cannot win"
+    show_line(f"searched {len(found.tried)} settings in {found.search_s:.2f} s; {solved} solved, {rest}")
     if found.runners_up:
         shown = found.runners_up[:_SHOWN_RUNNERS_UP]
         rows = [(f"{i + 2}.", other, why_it_loses(other, found.plan)) for i, other in enumerate(shown)]

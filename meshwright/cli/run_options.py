@@ -8,13 +8,13 @@ from typing import Annotated, Literal
 import typer
 from rich.console import RenderableType
 
-from meshwright.spec.accuracy import known_errors
 from meshwright.cost.run_memory import MomentBytes, RunBytes, run_memory
 from meshwright.cost.run_time import RunSeconds, run_time
 from meshwright.errors import UserError
 from meshwright.files import make_spec
 from meshwright.report.run import moments_table, run_line, software_line, stage_seconds_table, step_seconds_table
 from meshwright.spec import library
+from meshwright.spec.accuracy import known_errors
 from meshwright.spec.frameworks import default_software
 from meshwright.spec.memory import margin_bytes
 from meshwright.spec.run import FrameworkName, RunSpec

@@ -23,7 +23,12 @@ EMBEDDING_FORWARD_BYTES, EMBEDDING_BACKWARD_BYTES = 8, 12  # per hidden element,
 HEAD_NORM_BYTES = 10  # per hidden element and direction
 _DIAGONAL_TOKENS = 256
 # Weights that read the same input and that fused implementations multiply at once.
-_FUSED = {"attention.k": "attention.q", "attention.v": "attention.q", "mlp.up": "mlp.gate", "mlp.shared.up": "mlp.shared.gate"}
+_FUSED = {
+    "attention.k": "attention.q",
+    "attention.v": "attention.q",
+    "mlp.up": "mlp.gate",
+    "mlp.shared.up": "mlp.shared.gate",
+}
 _FUSED |= {"mlp.experts.up": "mlp.experts.gate"}
 
 

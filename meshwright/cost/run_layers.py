@@ -175,7 +175,12 @@ def head_seconds(setting: Setting) -> LayerSeconds:
 
 
 def _product_s(
-    setting: Setting, flops_per_s: float, rows: float, columns: float, inner: float, tail_elements: float = _TAIL_ELEMENTS
+    setting: Setting,
+    flops_per_s: float,
+    rows: float,
+    columns: float,
+    inner: float,
+    tail_elements: float = _TAIL_ELEMENTS,
 ) -> tuple[float, float]:
     """Return the seconds of a weight product forward, and backward for its input and its weight."""
     moved = setting.memory_bytes_per_s
@@ -192,7 +197,7 @@ def _products_s(setting: Setting, layer: BlockLayer) -> tuple[float, float]:
     for columns, inner, is_routed in block_products(layer, setting.run.tp):
         if is_routed and experts is not None:
             count = max(1.0, experts.num_experts / setting.run.ep)
-            visits = setting.tokens * experts.top_k * setting.constants.expert_imbalance_factor
+            visits = setting.tokens * experts.top_k * setting.constants.routed_factor
             rows = visits / count + _TILE_ROWS / 2
             each = _product_s(setting, setting.block_flops_per_s, rows, columns, inner, _TAIL_ELEMENTS / count)
             forward_s, backward_s = forward_s + count * each[0], backward_s + count * each[1]

@@ -99,9 +99,7 @@ class RunSeconds:
 
 
 _STEP_TERMS = tuple(
-    name
-    for name in (field.name for field in fields(RunSeconds))
-    if name not in ("stages", "num_tokens", "ideal_s")
+    name for name in (field.name for field in fields(RunSeconds)) if name not in ("stages", "num_tokens", "ideal_s")
 )
 
 

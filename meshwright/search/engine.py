@@ -6,6 +6,7 @@ import math
 import time
 from dataclasses import replace
 from itertools import pairwise
+from typing import get_args
 
 from meshwright.cost.predict import predict
 from meshwright.errors import UserError
@@ -18,6 +19,7 @@ from meshwright.search.sweep import Progress, Sweep, sweep
 from meshwright.search.task import Task
 from meshwright.spec.job import BatchRange
 from meshwright.spec.plan import Plan, Proof, StagePlan
+from meshwright.spec.schedule import ScheduleName
 from meshwright.units import show_bytes
 
 __all__ = ["DEFAULT_TIME_LIMIT_S", "Found", "Infeasible", "Progress", "Request", "Tried", "refined", "search"]
@@ -25,7 +27,8 @@ __all__ = ["DEFAULT_TIME_LIMIT_S", "Found", "Infeasible", "Progress", "Request",
 _LARGEST_AUTO_BATCH = 1 << 16
 _LEAST_TIME_S = 0.05
 _ROUNDING = 1e-9  # sums of the same seconds in another order
-_AUTO_GAIN = 0.01  # "auto" stops when doubling the batch gains less throughput than this
+_AUTO_GAIN = 0.005  # "auto" stops when doubling the batch gains less throughput than this
+_AUTO_SHARES = 3  # of the time that is left one batch size gets one
 
 
 def search(request: Request, progress: Progress | None = None) -> Found | Infeasible:
@@ -72,6 +75,10 @@ def _check(request: Request) -> None:
         raise UserError(
             f"seq-len: {request.job.seq_len} is above what {request.model.name} has positions for ({limit})"
         )
+    if request.schedule not in get_args(ScheduleName):
+        raise UserError(f"schedule: {request.schedule!r} is not one of {', '.join(get_args(ScheduleName))}")
+    if not (math.isfinite(request.time_limit_s) and request.time_limit_s > 0):
+        raise UserError(f"time-limit: {request.time_limit_s} is not a positive number of seconds")
     _check_stages(request)
     batch, micro_batches = request.job.global_batch_size, request.num_micro_batches
     if micro_batches is not None and micro_batches < 1:
@@ -115,37 +122,54 @@ def _batch_sizes(wanted: int | BatchRange) -> tuple[int, ...]:
 def _search_auto(request: Request, progress: Progress | None) -> Found | Infeasible:
     """Double the batch until nothing fits or throughput stops growing; return the best of all sizes.
 
-    It starts at the odd part of the number of devices (and what the micro-batches need), so that dp of every
-    degree comes to divide it, and goes on until dp may be as large as there are devices.
+    It starts at the least size that every device can have a sample of, so that dp of every degree comes to divide it
+    (the odd part of the number of devices, and what the micro-batches need, times a power of two), and looks
+    at smaller ones only where nothing of that size fits.
     """
-    best: Found | None = None
-    nearest: Infeasible | None = None
-    tried: list[Tried] = []
-    stopped: Stopped = ""
     devices = request.cluster.num_devices
-    batch = math.lcm(devices // (devices & -devices), request.num_micro_batches or 1)
+    least = math.lcm(devices // (devices & -devices), request.num_micro_batches or 1)
+    first = least
+    while first < min(devices, _LARGEST_AUTO_BATCH):
+        first *= 2
     deadline = time.perf_counter() + request.time_limit_s
-    while batch <= _LARGEST_AUTO_BATCH:
-        left_s = max(_LEAST_TIME_S, deadline - time.perf_counter())
-        outcome = _sweep(replace(request, time_limit_s=left_s), (batch,), progress)
-        tried += outcome.tried
-        gained = False
-        stopped = stopped or (outcome.stopped if isinstance(outcome, Found) else "")
-        if isinstance(outcome, Infeasible):
-            nearest = min((one for one in (outcome, nearest) if one is not None), key=_over_bytes)
-        elif best is None or _samples_per_s(outcome.plan) > _samples_per_s(best.plan) * (1 + _AUTO_GAIN):
-            best, gained = outcome, True
-        if best is not None and (time.perf_counter() > deadline or stopped == "interrupt"):
-            break
-        could_fit = best is None and _over_bytes(nearest) == math.inf  # no strategy at all so far
-        if batch >= devices and not gained and not could_fit:
-            break
+    upwards = _Doubling(request, progress, deadline)
+    batch = first
+    while batch <= _LARGEST_AUTO_BATCH and upwards.tries(batch):
         batch *= 2
-    if best is not None:
-        return replace(best, tried=tuple(tried), stopped=stopped)
-    if nearest is None:
+    batch = first // 2
+    while upwards.best is None and batch >= least and batch % least == 0:
+        upwards.tries(batch)
+        batch //= 2
+    if upwards.best is not None:
+        return replace(upwards.best, tried=tuple(upwards.tried), stopped=upwards.stopped)
+    if upwards.nearest is None:
         raise UserError(f"micro-batches: {request.num_micro_batches} need a batch above {_LARGEST_AUTO_BATCH}")
-    return nearest
+    return upwards.nearest
+
+
+class _Doubling:
+    """The best plan of the batch sizes tried so far, or the plan that comes nearest to fitting."""
+
+    def __init__(self, request: Request, progress: Progress | None, deadline: float) -> None:
+        self._request, self._progress, self._deadline = request, progress, deadline
+        self.best: Found | None = None
+        self.nearest: Infeasible | None = None
+        self.tried: list[Tried] = []
+        self.stopped: Stopped = ""
+
+    def tries(self, batch: int) -> bool:
+        """Search one size; return whether a larger one may be better."""
+        left_s = max(_LEAST_TIME_S, (self._deadline - time.perf_counter()) / _AUTO_SHARES)
+        outcome = _sweep(replace(self._request, time_limit_s=left_s), (batch,), self._progress)
+        self.tried += outcome.tried
+        if isinstance(outcome, Infeasible):
+            self.nearest = min((one for one in (outcome, self.nearest) if one is not None), key=_over_bytes)
+            return self.best is None and _over_bytes(self.nearest) == math.inf  # no strategy at all so far
+        self.stopped = self.stopped or outcome.stopped
+        gained = self.best is None or _samples_per_s(outcome.plan) > _samples_per_s(self.best.plan) * (1 + _AUTO_GAIN)
+        if self.best is None or _samples_per_s(outcome.plan) > _samples_per_s(self.best.plan):
+            self.best = outcome
+        return gained and self.stopped != "interrupt" and time.perf_counter() < self._deadline
 
 
 def _over_bytes(outcome: Infeasible | None) -> float:
@@ -199,7 +223,14 @@ def _proof(request: Request, plan: Plan, lower_bound_s: float) -> Proof:
     gap = 1.0 - lower_bound_s / plan.predicted.step_s
     if gap < _ROUNDING:
         gap, lower_bound_s = 0.0, plan.predicted.step_s
-    return Proof(space=request.space.name, lower_bound_s=lower_bound_s, gap=gap)
+    return Proof(space=request.space.name + _fixed(request), lower_bound_s=lower_bound_s, gap=gap)
+
+
+def _fixed(request: Request) -> str:
+    """Return what the request leaves no choice of, in words."""
+    fixed = [(request.num_stages, "stages"), (request.num_micro_batches, "micro-batches")]
+    said = [f"{count} {what}" for count, what in fixed if count is not None]
+    return "".join(f", {what}" for what in said)
 
 
 def _infeasible(request: Request, found: Sweep, batches: tuple[int, ...]) -> Infeasible:

@@ -489,7 +489,7 @@ def _space_of(plan: Plan) -> Space:
     """Return the space that the plan is the best of: "full", or as "base with exact stages" (search/space.py)."""
     if plan.proof is None:
         return SPACES["full"]
-    name, _, cut = plan.proof.space.partition(" with ")
+    name, _, cut = plan.proof.space.partition(",")[0].partition(" with ")
     try:
         return find_space(name, cut.removesuffix(" stages") or None)
     except UserError:  # of another version, or of a plan that a person wrote

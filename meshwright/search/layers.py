@@ -101,6 +101,7 @@ def solve(
     [strategy, strategy] or [layer, strategy, strategy] with entry i between layers i-1 and i (entry 0 is ignored).
     """
     times, memories, switch, transients = _arrays(layer_s, layer_bytes, switch_s, transient_bytes)
+    budget_bytes = min(budget_bytes, _largest_sum(memories) + _largest_sum(transients) + 1)
     memory_scale = decimal_scale(_largest_sum(memories) + _largest_sum(transients) + abs(budget_bytes), 9)
     problem = _problem(times, memories, switch, memory_scale, budget_bytes)
     found = solve_intervals(problem, to_ints(transients, memory_scale))

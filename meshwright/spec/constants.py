@@ -17,8 +17,8 @@ from meshwright.files import from_data, read_data
 from meshwright.spec.base import NonNegativeFloat, PositiveFloat, Spec
 from meshwright.spec.cluster import DeviceSpec
 
-# Batched products of one head's scores are far smaller than weight products.
-_UNFUSED_OVER_MATMUL = 0.6
+# Batched products of one head's scores are far smaller than weight products; fitted on two types of device.
+_UNFUSED_OVER_MATMUL = 0.4
 
 Share = Annotated[float, Field(gt=0, le=1)]
 
@@ -47,7 +47,18 @@ class DeviceType(Spec):
 
 
 class Constants(Spec):
-    """Constants of all devices, and those of the types that were fitted. `source` says how."""
+    """Constants of all devices, and those of the types that were fitted. `source` says how.
+
+    `nvlink_efficiency`, `nic_efficiency`: shares of the links' bytes/s that collectives reach, on fitted types.
+    `flash1_share`: rate of FlashAttention 1 over that of its successor. `exposed_share`: of communication that runs
+    beside computing at NVLink's rate. `eager_factor`: bytes that eager operators move over those of fused ones, with
+    RMS norms, and `eager_plain_factor` with layer norms. `fp8_copy_factor`: of the casts to fp8.
+    `async_tp_factor`, `overlapped_tp_factor`: of tensor-parallel communication that is cut into pieces, and of that
+    which a backward pass hides behind weight gradients. `ring_hop_s`: a rank's share of the latency of a ring.
+    `straggler_share`: of the step, for each doubling of nodes. `engine_skew_s`: under DeepSpeed's pipeline engine,
+    each block, micro-batch and doubling of tp. `unaligned_factor`: of batched products whose head size is no multiple
+    of 8. `routed_factor`: of the visits of routed experts, which are uneven, and whose products are grouped.
+    """
 
     nvlink_efficiency: Share
     nic_efficiency: Share
@@ -62,7 +73,7 @@ class Constants(Spec):
     straggler_share: NonNegativeFloat
     engine_skew_s: NonNegativeFloat
     unaligned_factor: PositiveFloat
-    expert_imbalance_factor: PositiveFloat
+    routed_factor: PositiveFloat
     devices: tuple[DeviceType, ...]
     source: str
 

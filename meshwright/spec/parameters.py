@@ -117,9 +117,7 @@ def _attention(attention: AttentionSpec, hidden: int) -> Iterator[ParameterSpec]
             yield ParameterSpec(name=name, shape=(attention.head_size,), acts_on_split=True)
 
 
-def _latent_attention(
-    attention: AttentionSpec, latent: LatentSpec, hidden: int, norm: Norm
-) -> Iterator[ParameterSpec]:
+def _latent_attention(attention: AttentionSpec, latent: LatentSpec, hidden: int, norm: Norm) -> Iterator[ParameterSpec]:
     queries = attention.num_heads * attention.head_size
     if latent.query_rank:
         yield ParameterSpec(name="attention.q_a.weight", shape=(latent.query_rank, hidden))

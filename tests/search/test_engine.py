@@ -384,7 +384,7 @@ def test_the_papers_loop_shows_the_exact_answer_beside_it():
     proof, exact = outcome.plan.proof, outcome.exact.proof
     assert proof is not None
     assert exact is not None
-    assert (proof.space, exact.space) == ("base with bmw stages", "base with exact stages")
+    assert (proof.space, exact.space) == ("base with bmw stages, 4 stages", "base with exact stages, 4 stages")
     assert proof.lower_bound_s <= step_s(outcome.exact) * (1 + 1e-9)
     assert found("tiny-gpt2", "4xcpu", space="base", **options).exact is None
 

@@ -37,7 +37,8 @@ def test_names_specs_and_files_mean_the_same(tmp_path):
 
 def test_the_budget_is_the_device_unless_said():
     ranks = meshwright.cluster("8xa100-sxm-40g")
-    assert make_budget(ranks, None) == Budget(memory_bytes=40 * GiB)
+    assert make_budget(ranks, None).memory_bytes == 40 * GiB
+    assert make_budget(ranks, "30GB") == Budget(memory_bytes=30 * GB)
     assert make_budget(ranks, "30GB", "1GiB") == Budget(memory_bytes=30 * GB, reserved_bytes=GiB)
     assert make_budget(ranks, 40 * GiB, 5).usable_bytes == 40 * GiB - 5
     with pytest.raises(UserError, match="memory: 41GiB is more than a a100-sxm-40g has"):
