@@ -61,7 +61,7 @@ PRIORS: dict[str, Prior] = {
     "async_tp_factor": Prior(0.55, 0.25, "half of the collectives are behind a product that can hide them"),
     "overlapped_tp_factor": Prior(0.5, 0.3, "one of two products of a backward pass is there to hide behind"),
     "ring_hop_s": Prior(2e-6, 0.5, "NCCL: about 1 us a hop inside a node, 5 us between nodes"),
-    "straggler_share": Prior(0.004, 0.5, "0.3 to 0.5 % a doubling (issue's notes)"),
+    "straggler_share": Prior(0.004, 0.5, "0.3 to 0.5 % a doubling, from residuals of published runs"),
     "engine_skew_s": Prior(3e-3, 0.7, "no literature; either of two sources alone gives 4.1 to 4.3 ms"),
     "unaligned_factor": Prior(8.0, 0.4, "products off tensor cores: a quarter of the rate and worse kernels"),
     "a100.matmul_efficiency": Prior(0.766, 0.06, _MAMF),
@@ -233,7 +233,7 @@ def write_constants(fit: Fit, values: Mapping[str, float]) -> None:
     found = with_values(base, {name: float(f"{value:.3g}") for name, value in values.items()})
     lines = [
         "# Constants of the cost model that no data sheet gives; spec/constants.py says what each means.",
-        "# Written by benchmarks/fit_constants.py: values with the standard errors of their logarithms, after the priors.",
+        "# Written by benchmarks/fit_constants.py: values with standard errors of their logarithms, below priors.",
         "",
     ]
     for name, value in found.model_dump(exclude={"devices", "source"}).items():

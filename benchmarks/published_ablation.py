@@ -2,9 +2,9 @@
 
     python benchmarks/published_ablation.py --data DEV.jsonl [--subset dense]
 
-Every row leaves one term out, or changes what is said of it, and gives each type of device one factor in exchange (the
-median of measured over predicted), so that a term is not charged for the constants having been fitted with it. Constants
-are the shipped ones. Overlap: communication beside computing costs `exposed_share` of itself; once all of it, once
+Every row leaves one term out, or changes what is said of it, and gives each type of device one factor in exchange
+(the median of measured over predicted), so that a term is not charged for the constants having been fitted with it.
+Constants are the shipped ones. Overlap: communication beside computing costs `exposed_share` of itself; once all of it, once
 nothing.
 """
 
@@ -39,7 +39,9 @@ def main() -> None:
     print(f"| {'left out or changed':44} | median | p90 | bias |\n|---|---|---|---|")
     for name, price in rows().items():
         found = ablated(records, price)
-        assert found.median is not None and found.p90 is not None and found.bias is not None
+        assert found.median is not None
+        assert found.p90 is not None
+        assert found.bias is not None
         print(f"| {name:44} | {100 * found.median:.1f} | {100 * found.p90:.1f} | {100 * found.bias:+.1f} |")
 
 
@@ -49,7 +51,8 @@ def rows() -> Mapping[str, Price]:
     tried: dict[str, Price] = {"nothing": lambda record: seconds_of(record).step_s}
     for term in (*STAGE_TERMS, *STEP_TERMS):
         tried[f"no {term.removesuffix('_s').replace('_', ' ')}"] = lambda record, term=term: without(record, term)
-    for name, share in (("communication hides for nothing (overlap off)", 1.0), ("communication hides at no cost", 0.0)):
+    shares = {"communication hides for nothing (overlap off)": 1.0, "communication hides at no cost": 0.0}
+    for name, share in shares.items():
         changed = shipped.model_copy(update={"exposed_share": share})
         tried[name] = lambda record, changed=changed: seconds_of(record, changed).step_s
     return tried

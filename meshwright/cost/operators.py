@@ -22,18 +22,18 @@ LOSS_FORWARD_BYTES, LOSS_BACKWARD_BYTES = 14, 14
 EMBEDDING_FORWARD_BYTES, EMBEDDING_BACKWARD_BYTES = 8, 12  # per hidden element, in 16 bit
 HEAD_NORM_BYTES = 10  # per hidden element and direction
 _DIAGONAL_TOKENS = 256
-# Weights that read the same input and that fused implementations multiply at once.
-_FUSED = {
+# Weights that read the same input as another, and that fused implementations multiply at once.
+_WITH = {
     "attention.k": "attention.q",
     "attention.v": "attention.q",
     "mlp.up": "mlp.gate",
     "mlp.shared.up": "mlp.shared.gate",
+    "mlp.experts.up": "mlp.experts.gate",
 }
-_FUSED |= {"mlp.experts.up": "mlp.experts.gate"}
 
 
 class Product(NamedTuple):
-    """One weight product of a layer on one rank; `experts` of them, each for its share of the visits, when routed."""
+    """One weight product of a layer on one rank; when routed, one for each expert, of the tokens that visit it."""
 
     columns: float
     inner: float
@@ -86,7 +86,7 @@ def block_products(layer: BlockLayer, tp: int) -> tuple[Product, ...]:
             columns = max(columns / tp, _least_columns(layer, name))
         elif split == 1:
             inner /= tp
-        name = _FUSED.get(name, name) if _FUSED.get(name, name) in sizes else name
+        name = first if (first := _WITH.get(name, name)) in sizes else name
         before = sizes[name].columns if name in sizes else 0.0
         sizes[name] = Product(before + columns, inner, parameter.is_of_experts)
     return tuple(sizes.values())

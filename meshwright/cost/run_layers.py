@@ -8,8 +8,8 @@ Per rank and micro-batch, T = micro-batch samples x sequence / cp tokens of h hi
                          forward and 6 backward, 5 more each with dropout
     experts              products of all experts of a rank at once; each pads its rows to a tile, and all wait for the
                          rank with the most visits
-    tensor parallelism   two all-reduces of T h elements forward and two backward (arXiv 1909.08053, section 3); sequence
-                         parallelism moves the same (arXiv 2205.05198, section 4.2.2)
+    tensor parallelism   two all-reduces of T h elements forward and two backward (arXiv 1909.08053, section 3);
+                         sequence parallelism moves the same (arXiv 2205.05198, section 4.2.2)
     context parallelism  keys and values go round the ring beside the attention of the last part (arXiv 2310.01889)
     expert parallelism   an all-to-all there and one back, forward and backward (arXiv 2006.16668, section 3.2)
     recompute            the forward pass, or its attention, or half of its products and what is bound by memory, again

@@ -22,7 +22,7 @@ from math import ceil
 from meshwright.cost.run_layers import LayerSeconds, Setting
 from meshwright.cost.run_memory_states import LocalParameters, local_parameters, own_parameters, stage_parameters
 from meshwright.cost.run_stages import Stage
-from meshwright.spec.model import LayerSpec
+from meshwright.spec.model import BlockLayer, LayerSpec
 
 _SHARDS_GRADIENTS, _SHARDS_PARAMETERS = 2, 3  # ZeRO stages
 _BUCKET_BYTES = 256 * 2**20  # of a gather that is not made layer by layer
@@ -73,7 +73,7 @@ def end_shards_s(setting: Setting, layer: LayerSpec) -> float:
     return (2 * gather_s + scatter_s) / 2
 
 
-def end_of_step_s(setting: Setting, stage: Stage, blocks: Mapping[LayerSpec, LayerSeconds]) -> tuple[float, float]:
+def end_of_step_s(setting: Setting, stage: Stage, blocks: Mapping[BlockLayer, LayerSeconds]) -> tuple[float, float]:
     """Return what reducing gradients, and gathering the parameters that others updated, adds after the pipeline."""
     if is_fsdp(setting):
         return 0.0, 0.0

@@ -29,7 +29,7 @@ from meshwright.cost.run_sharding import block_shards_s, copies_s, end_of_step_s
 from meshwright.cost.run_stages import Stage, stages_of
 from meshwright.spec.constants import Constants, shipped_constants
 from meshwright.spec.flops import step_flops
-from meshwright.spec.model import LayerSpec
+from meshwright.spec.model import BlockLayer
 from meshwright.spec.run import RunSpec
 
 _ACTIVATION_BYTES = 2
@@ -133,7 +133,7 @@ def run_time(run: RunSpec, constants: Constants | None = None) -> RunSeconds:
     )
 
 
-def _stage_seconds(setting: Setting, stage: Stage, blocks: Mapping[LayerSpec, LayerSeconds]) -> StageSeconds:
+def _stage_seconds(setting: Setting, stage: Stage, blocks: Mapping[BlockLayer, LayerSeconds]) -> StageSeconds:
     run = setting.run
     both = [0.0] * len(Pass._fields)
     recompute_s = moved = shards_s = 0.0
