@@ -4,8 +4,8 @@
 
 Every row leaves one term out, or changes what is said of it, and gives each type of device one factor in exchange
 (the median of measured over predicted), so that a term is not charged for the constants having been fitted with it.
-Constants are the shipped ones. Overlap: communication beside computing costs `exposed_share` of itself; once all of it, once
-nothing.
+Constants are the shipped ones. Overlap: communication beside computing costs `exposed_share` of itself; once all of
+it, once nothing.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ class LayerCost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BoundBytes:
-    """What bounds a stage's peak: sums of states and of activations (a micro-batch in flight), a largest transient."""
+    """What bounds a stage's peak: sums of states and of activations (a micro-batch in flight), and transients."""
 
     states: int
     activations: int
@@ -57,7 +57,7 @@ class BoundBytes:
 
 
 def bound_bytes(cost: LayerCost, *, grows: bool) -> BoundBytes:
-    """Return a layer's share of the additive bound of its stage's peak, which the search keeps to.
+    """Return a layer's share of the bound of its stage's peak, which the search keeps to.
 
     A step begins without gradients. Where a stage `grows`, all its forward passes come before the first
     backward one: a layer then holds its last activations A or its gradients G, and both only while it runs
@@ -82,7 +82,15 @@ def grows(model: ModelSpec, layer: LayerSpec, num_stages: int, schedule: Schedul
     """
     if model.tied_embedding and num_stages == 1 and isinstance(layer, EmbeddingLayer):
         return False
-    return schedule == "gpipe" or num_micro_batches == 1
+    return not frees_activations(schedule, num_micro_batches)
+
+
+def frees_activations(schedule: ScheduleName, num_micro_batches: int) -> bool:
+    """Return whether the bound of a stage's peak counts that later layers' activations are gone when one runs backward.
+
+    Where stages grow it does not: while activations go, gradients come.
+    """
+    return schedule == "1f1b" and num_micro_batches > 1
 
 
 def held_parameters(model: ModelSpec, layer: LayerSpec, num_stages: int) -> tuple[ParameterSpec, ...]:

@@ -10,8 +10,12 @@ A step begins without gradients, and the first backward pass makes them layer by
 micro-batches are in flight before it (k = m), it has only those of the layers behind l, and the
 second one, with all gradients, has k - 1 micro-batches. Where embedding and head share a weight on one
 stage, the head's gradient of it waits for the embedding's: W bytes in every pass but the first, which
-counts it as made, and twice as many again at the embedding. `bound_bytes`, an additive bound (cost/layer.py),
-is never below the peak.
+counts it as made, and twice as many again at the embedding.
+
+`bound_bytes`, to which the search keeps, is the same peak of each layer's share in cost/layer.py, and never below the
+exact one. Both are equal where k < m, but for a weight tied on one stage. Where a stage grows, only a sum holds,
+
+    bound = states + k * sum A + max over l of transient_l.
 """
 
 from __future__ import annotations
@@ -25,6 +29,7 @@ from meshwright.cost.evidence import not_measured
 from meshwright.cost.layer import (
     LayerCost,
     bound_bytes,
+    frees_activations,
     grows,
     held_parameters,
     layer_cost,
@@ -182,14 +187,14 @@ def _transients(plan: Plan, costs: tuple[LayerCost, ...]) -> tuple[list[int], li
 
 def _bound_bytes(plan: Plan, index: int, costs: tuple[LayerCost, ...], num_in_flight: int) -> int:
     """Return the upper bound of the stage's peak to which the search keeps."""
-    held, transients = 0, [0]
+    held, highest, frees = 0, 0, frees_activations(plan.schedule, plan.num_micro_batches)
     for layer, strategy, cost in zip(_stage_layers(plan, index), plan.stages[index].strategies, costs, strict=True):
         is_growing = grows(plan.model, layer, plan.num_stages, plan.schedule, plan.num_micro_batches)
         used = bound_bytes(cost, grows=is_growing)
         held += used.states + num_in_flight * used.activations
         waiting = tied_transient_bytes(plan.model, layer, strategy, plan.num_stages, plan.job)
-        transients.append(used.transient + waiting)
-    return held + max(transients)
+        highest = max(highest - (used.activations if frees else 0), used.transient + waiting)
+    return held + highest
 
 
 def _gradients(plan: Plan, costs: tuple[LayerCost, ...]) -> list[int]:

@@ -16,7 +16,7 @@ def problem_of_arrays(
     forward_s: Floats,
     backward_s: Maybe,
     step_s: Maybe,
-    memory: tuple[ArrayLike, ArrayLike, Maybe],
+    memory: tuple[ArrayLike, ArrayLike, Maybe, Maybe],
     switches: tuple[Maybe, Maybe],
     borders: tuple[Maybe, Maybe],
     stages: tuple[ArrayLike, ArrayLike],
@@ -26,7 +26,7 @@ def problem_of_arrays(
     """Return the problem of `stages.solve`, which says what the arrays are; the schedule is for the caller to set."""
     count = forward_s.shape[1]
     nothing = np.where(np.isfinite(forward_s), 0.0, np.inf)
-    states, activations, transients = memory
+    states, activations, transients, freed = memory
     in_flight = np.atleast_1d(np.array(stages[0], np.intp))
 
     def rows(values: Maybe) -> Floats:
@@ -40,6 +40,7 @@ def problem_of_arrays(
         states_bytes=rows(states),
         act_bytes=rows(activations),
         transient_bytes=rows(transients),
+        freed_bytes=None if freed is None else np.array(freed, float),
         switch_forward_s=_pairs(switches[0], count),
         switch_backward_s=_pairs(switches[1], count),
         enter_forward_s=enters[0],

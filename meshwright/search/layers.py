@@ -1,7 +1,7 @@
 """Strategies of the layers of one stage: least time under a memory budget, exactly; and the whole frontier.
 
     minimise   sum_i time[i, s_i] + sum_{i>=1} switch[i, s_{i-1}, s_i]
-    subject to sum_i bytes[i, s_i] + max_i transient[i, s_i] <= budget
+    subject to sum_i bytes[i, s_i] + max_i (transient[i, s_i] - sum_{j>i} freed[j, s_j]) <= budget
 
 Labels (time, memory) of the layers i..L-1, by the strategy of layer i, are built from the last layer to the first;
 a label that another one of the same strategy beats in both is dropped. For any multiplier lam >= 0 the minimum of
@@ -10,9 +10,13 @@ time + lam * memory over a prefix, minus lam * budget, bounds every completion, 
 until a plan is found: that plan is optimal. Sums are integers (labels.py), nothing is rounded coarsely.
 
 Ties: the number of neighbours with different strategies is the lowest digit of the time, and labels from the back
-allow the lexicographically smallest of the best plans to be read from the front. A maximum of transients is not
-additive: an interval of its value is relaxed (only strategies up to its top, budget less its bottom) and split at the
-maximum of the relaxed optimum until that optimum fits.
+allow the lexicographically smallest of the best plans to be read from the front.
+
+The maximum is not additive. Where nothing is freed, an interval of its value is relaxed (only strategies up to its top,
+budget less its bottom) and split at the maximum of the relaxed optimum until that optimum fits. Where something is,
+what layers see of the peak is counted, a plain sum: first what the last one sees, then means with the one that the
+optimum's peak falls on. Where no such optimum fits, labels (time, peak, what is held when an earlier layer runs
+backward; peaks.py) are pruned by the best of these relaxations.
 """
 
 from __future__ import annotations
@@ -35,6 +39,7 @@ from meshwright.search.labels import (
     pareto,
     to_ints,
 )
+from meshwright.search.peaks import Peaks, highest, near_undominated, undominated
 from meshwright.search.relaxation import (
     SLACK,
     LayerProblem,
@@ -49,12 +54,13 @@ from meshwright.search.relaxation import (
 
 _FIRST_GAP, _NEAR, _USUAL_CHOICES = 1e-3, 30, 1000
 _FEW_MOVES, _FEW_PAIRS, _FEW_LABELS = 2000, 20_000, 100
+_RELAXATIONS, _WORTH, _SHARES = 8, 1e-3, (0.25, 0.5, 1.0)  # of one problem with peaks, before labels
 _PER_LAYER = 3  # dimensions of a switch table with an entry for each layer
 
 
 @dataclass(frozen=True, kw_only=True)
 class LayerChoice:
-    """The best strategies of a stage's layers, their time and their memory (with the largest transient)."""
+    """The best strategies of a stage's layers, their time and the peak of their memory."""
 
     strategies: tuple[int, ...]
     time_s: float
@@ -71,20 +77,25 @@ class Frontier:
     error: float
 
 
+Guides = tuple[tuple[Floats, Sums], ...]  # V of peaks.py by layer, and least sums of the layers before
+
+
 class OutOfTime(Exception):
     """A problem's deadline has passed before it was solved."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Labels:
-    """Labels of the layers from one on, sorted by strategy, then memory."""
+    """Labels of the layers from one on, sorted by strategy, then memory; with peaks, `memory` is P and `base` b."""
 
     strategy: NDArray[np.intp]
     time: Ints
     memory: Ints
+    base: Ints | None = None
 
     def take(self, at: NDArray[np.intp]) -> _Labels:
-        return _Labels(strategy=self.strategy[at], time=self.time[at], memory=self.memory[at])
+        base = None if self.base is None else self.base[at]
+        return _Labels(strategy=self.strategy[at], time=self.time[at], memory=self.memory[at], base=base)
 
 
 def solve(
@@ -94,17 +105,22 @@ def solve(
     switch_s: ArrayLike,
     budget_bytes: float,
     transient_bytes: ArrayLike | None = None,
+    freed_bytes: ArrayLike | None = None,
 ) -> LayerChoice | None:
     """Return the fastest choice that fits `budget_bytes`, or None.
 
-    `layer_s`, `layer_bytes`, `transient_bytes` are [layer, strategy] (inf: not allowed), `switch_s` is
-    [strategy, strategy] or [layer, strategy, strategy] with entry i between layers i-1 and i (entry 0 is ignored).
+    `layer_s`, `layer_bytes`, `transient_bytes`, `freed_bytes` are [layer, strategy] (inf: not allowed), `switch_s` is
+    [strategy, strategy] or [layer, strategy, strategy] with entry i between layers i-1 and i (entry 0 is ignored). A
+    layer's `freed_bytes` (None: 0) are gone when earlier ones need their `transient_bytes`.
     """
     times, memories, switch, transients = _arrays(layer_s, layer_bytes, switch_s, transient_bytes)
-    budget_bytes = min(budget_bytes, _largest_sum(memories) + _largest_sum(transients) + 1)
-    memory_scale = decimal_scale(_largest_sum(memories) + _largest_sum(transients) + abs(budget_bytes), 9)
+    freed = np.zeros_like(times) if freed_bytes is None else np.array(freed_bytes, float)
+    largest = _largest_sum(memories) + _largest_sum(transients) + _largest_sum(freed)
+    budget_bytes = min(budget_bytes, largest + 1)  # more is ample
+    memory_scale = decimal_scale(largest + abs(budget_bytes), 9)
+    times = np.where(np.isfinite(freed), times, np.inf)
     problem = _problem(times, memories, switch, memory_scale, budget_bytes)
-    found = solve_intervals(problem, to_ints(transients, memory_scale))
+    found = solve_fitting(problem, to_ints(transients, memory_scale), to_ints(freed, memory_scale))
     if found is None:
         return None
     rows = np.arange(len(found))
@@ -116,7 +132,7 @@ def solve(
     return LayerChoice(
         strategies=tuple(int(s) for s in found),
         time_s=float(times[rows, found].sum() + moved),
-        memory_bytes=float(memories[rows, found].sum() + transients[rows, found].max()),
+        memory_bytes=float(memories[rows, found].sum() + highest(transients[rows, found], freed[rows, found])),
     )
 
 
@@ -212,9 +228,9 @@ def _limited(problem: LayerProblem, transients: Ints, bottom: int, top: int) -> 
     )
 
 
-def relaxed_bound(problem: LayerProblem, transients: Ints) -> int:
+def relaxed_bound(problem: LayerProblem, transients: Ints, freed: Ints) -> int:
     """Return a bound on the time of every plan that fits; FAR when none does. Takes moments."""
-    relaxed = _relaxed(problem, transients)
+    relaxed = relax(with_last(problem, transients)) if freed.any() else _relaxed(problem, transients)
     return FAR if relaxed is None else math.floor(relaxed.lower * (1 - SLACK)) - 1
 
 
@@ -233,6 +249,56 @@ def _relaxed(problem: LayerProblem, transients: Ints) -> Relaxation | None:
 def _least_transient(transients: Ints) -> int:
     """Return what the largest transient of any plan is at least: the largest of the layers' least; FAR: no plan."""
     return int(transients.min(axis=1).max(initial=0))
+
+
+def solve_fitting(problem: LayerProblem, transients: Ints, freed: Ints, limit: int = FAR) -> NDArray[np.intp] | None:
+    """Return the best strategies with time <= limit whose peak is within the budget."""
+    if not freed.any():
+        return solve_intervals(problem, transients, limit)
+    allowed = problem.time < FAR
+    memory, transients, freed = (np.where(allowed, part, 0) for part in (problem.memory, transients, freed))
+    peaks = Peaks(memory=memory, transient=transients, freed=freed)
+    weights, least = np.eye(len(allowed))[-1], 0
+    relaxed = _seen(problem, peaks, weights)
+    for left in range(_RELAXATIONS, 0, -1):
+        found = _solve_additive(relaxed, limit)
+        if found is None:
+            return None
+        peak, critical = peaks.of_plan(found[1])
+        if peak <= problem.budget:
+            return found[1]
+        least = max(least, found[0])
+        sharper = _sharper(problem, peaks, weights, critical) if left > 1 else None
+        if sharper is None:
+            break
+        weights, relaxed = sharper, _seen(problem, peaks, sharper)
+    found = _solve_additive(replace(relaxed, peaks=peaks, weights=weights), limit, least)
+    return None if found is None else found[1]
+
+
+def _seen(problem: LayerProblem, peaks: Peaks, weights: Floats) -> LayerProblem:
+    """Return the relaxation with these weights of layers."""
+    return replace(problem, memory=np.where(problem.time < FAR, peaks.seen(weights), FAR))
+
+
+def _sharper(problem: LayerProblem, peaks: Peaks, weights: Floats, critical: int) -> Floats | None:
+    """Return weights that count `critical` more and bound clearly better; None: none do."""
+    known, count = relax(_seen(problem, peaks, weights)), len(weights)
+    best, sharper = (FAR if known is None else known.lower * (1 + _WORTH)), None
+    for target in (np.eye(count)[critical], np.full(count, 1 / count)):
+        for share in _SHARES:
+            mixed = (1 - share) * weights + share * target
+            relaxed = relax(_seen(problem, peaks, mixed))
+            if relaxed is None or relaxed.lower > best:
+                best, sharper = (FAR if relaxed is None else relaxed.lower), mixed
+    return sharper
+
+
+def with_last(problem: LayerProblem, transients: Ints) -> LayerProblem:
+    """Count the last layer's transient with its memory: no peak is less."""
+    memory = problem.memory.copy()
+    memory[-1] = np.where(problem.time[-1] < FAR, memory[-1] + transients[-1], FAR)
+    return replace(problem, memory=memory)
 
 
 def solve_intervals(problem: LayerProblem, transients: Ints, limit: int = FAR) -> NDArray[np.intp] | None:
@@ -260,12 +326,12 @@ def solve_intervals(problem: LayerProblem, transients: Ints, limit: int = FAR) -
     return best
 
 
-def _solve_additive(problem: LayerProblem, limit: int) -> tuple[int, NDArray[np.intp]] | None:
-    """Return the best (time, strategies) with time <= limit, or None."""
+def _solve_additive(problem: LayerProblem, limit: int, least: int = 0) -> tuple[int, NDArray[np.intp]] | None:
+    """Return the best (time, strategies) with time <= limit, or None; none takes less than `least`."""
     columns = _useful(problem)
     if len(columns) == problem.time.shape[1]:
-        return _solve_useful(problem, limit)
-    found = _solve_useful(_of(problem, columns), limit)
+        return _solve_useful(problem, limit, least)
+    found = _solve_useful(_of(problem, columns), limit, least)
     return None if found is None else (found[0], columns[found[1]])
 
 
@@ -278,6 +344,7 @@ def _of(problem: LayerProblem, columns: NDArray[np.intp]) -> LayerProblem:
         time=problem.time[:, columns],
         memory=problem.memory[:, columns],
         switches=tuple(made[id(switch)] for switch in problem.switches),
+        peaks=None if problem.peaks is None else problem.peaks.of(columns),
     )
 
 
@@ -288,7 +355,9 @@ def _useful(problem: LayerProblem) -> NDArray[np.intp]:
     for layer, (ticks, memory) in enumerate(zip(problem.time, problem.memory, strict=True)):
         into, out_of = problem.switches[layer], problem.switches[min(layer + 1, last)]
         key = (ticks.tobytes(), memory.tobytes(), id(into), id(out_of))
-        if key not in seen:
+        if problem.peaks is not None:  # times, bytes and what is freed do not make an order
+            useful |= ticks < FAR
+        elif key not in seen:
             seen.add(key)
             (entered, more), (left, even_more) = into.entered_alike, out_of.left_alike
             here = np.flatnonzero(ticks < FAR)
@@ -298,11 +367,11 @@ def _useful(problem: LayerProblem) -> NDArray[np.intp]:
     return np.flatnonzero(useful)
 
 
-def _solve_useful(problem: LayerProblem, limit: int) -> tuple[int, NDArray[np.intp]] | None:
+def _solve_useful(problem: LayerProblem, limit: int, least: int) -> tuple[int, NDArray[np.intp]] | None:
     relaxed = relax(problem)
     if relaxed is None or relaxed.lower > limit * (1 + SLACK) + 1:
         return None
-    lower, before = relaxed.lower, relaxed.before
+    lower, before = max(relaxed.lower, float(least)), relaxed.before
     after = suffix_sums(problem, before.multipliers)
     upper = min(limit, crossed(problem, before, after))
     through = before.value + after.value
@@ -311,14 +380,18 @@ def _solve_useful(problem: LayerProblem, limit: int) -> tuple[int, NDArray[np.in
     gap = max(share * abs(lower), float(problem.changes_base))
     while True:
         threshold = min(upper, int(lower + gap) + 1)
-        if upper - threshold < _NEAR * gap:  # the plan in hand is near: no second pass
+        if upper - threshold < (_NEAR if problem.peaks is None else 1) * gap:  # the plan in hand: no second pass
             threshold = upper
-        labels = _all_labels(_reduced(problem, before, through, threshold), before, threshold)
+        reduced, sums = _reduced(problem, before, through, threshold), before
+        if problem.peaks is not None:
+            reduced = _with_room_for_moments(reduced, problem.peaks, before, threshold)
+            sums = prefix_sums(reduced, before.multipliers)
+        labels = _all_labels(reduced, sums, threshold)
         if len(labels[0].time):
             return int(labels[0].time.min()), _read_plan(problem, labels)
         if threshold >= upper:
             return None
-        gap *= 4
+        gap *= 4 if problem.peaks is None else 2  # labels with peaks grow faster
 
 
 def _reduced(problem: LayerProblem, before: Sums, through: Floats, threshold: int) -> LayerProblem:
@@ -329,6 +402,21 @@ def _reduced(problem: LayerProblem, before: Sums, through: Floats, threshold: in
     return replace(problem, time=np.where(keep, problem.time, FAR), memory=np.where(keep, problem.memory, FAR))
 
 
+def _with_room_for_moments(problem: LayerProblem, peaks: Peaks, before: Sums, threshold: int) -> LayerProblem:
+    """Forbid the choices that no plan within threshold and budget contains, each being what the peak falls on."""
+    lam = before.multipliers
+    own = np.append(lam, 1.0)[:, None, None] * (peaks.transient + peaks.freed).astype(float)
+    later = np.where(problem.time < FAR, peaks.memory - peaks.freed, FAR)
+    front = prefix_sums(_plain(problem, peaks), lam)
+    back = suffix_sums(replace(problem, memory=later, peaks=None), lam)
+    return _reduced(problem, before, front.value + back.value + own, threshold)
+
+
+def _plain(problem: LayerProblem, peaks: Peaks) -> LayerProblem:
+    """Return the problem with sums of m alone."""
+    return replace(problem, memory=np.where(problem.time < FAR, peaks.memory, FAR), peaks=None)
+
+
 def _room(problem: LayerProblem, before: Sums, threshold: int) -> Floats:
     """Return [lam] what time + lam * (memory - budget) may be at most: the threshold, and a little for floats."""
     return threshold + SLACK * (abs(threshold) + before.multipliers * float(problem.budget)) + 1
@@ -336,33 +424,69 @@ def _room(problem: LayerProblem, before: Sums, threshold: int) -> Floats:
 
 def _all_labels(problem: LayerProblem, before: Sums, threshold: int) -> list[_Labels]:
     """Return the labels of every layer that can be part of a plan within budget and threshold."""
-    num_layers, room = len(problem.time), _room(problem, before, threshold)
+    num_layers = len(problem.time)
     num_choices = np.count_nonzero(problem.time < FAR, axis=1).tolist()
-    labels = [_kept(problem, before, threshold, room, num_layers - 1, _last_labels(problem))]
+    if problem.peaks is not None:
+        problem = replace(problem, peaks=problem.peaks.within(problem.time < FAR))
+    guides = _guides(problem, before)
+    labels = [_kept(problem, guides, threshold, num_layers - 1, _last_labels(problem))]
     for layer in range(num_layers - 2, -1, -1):
         if time.perf_counter() > problem.deadline:
             raise OutOfTime
         if len(labels[-1].time) * num_choices[layer] <= _FEW_PAIRS:
-            labels.append(_extended(problem, before, threshold, room, layer, labels[-1]))
+            labels.append(_extended(problem, guides, threshold, layer, labels[-1]))
         else:
-            labels.append(_kept(problem, before, threshold, room, layer, _candidates(problem, layer, labels[-1])))
+            labels.append(_kept(problem, guides, threshold, layer, _candidates(problem, layer, labels[-1])))
     return labels[::-1]
 
 
-def _extended(problem: LayerProblem, before: Sums, threshold: int, room: Floats, layer: int, later: _Labels) -> _Labels:
+def _guides(problem: LayerProblem, before: Sums) -> Guides:
+    """Return what labels are pruned by: the problem's own relaxation, and with peaks that of their sum of m as well."""
+    if problem.peaks is None or problem.weights is None:
+        return ((np.ones(len(problem.time)), before),)
+    counted = np.cumsum(problem.weights[::-1])[::-1]
+    plain = prefix_sums(_plain(problem, problem.peaks), before.multipliers)
+    return (counted, before), (np.ones(len(counted)), plain)
+
+
+def _extended(problem: LayerProblem, guides: Guides, threshold: int, layer: int, later: _Labels) -> _Labels:
     """Put every choice of layer `layer` before every label of layer + 1; drop as `_kept` does."""
     here = np.flatnonzero(problem.time[layer] < FAR)
     time = _moves(problem, layer + 1)[here[:, None], later.strategy] + problem.time[layer, here][:, None] + later.time
-    memory = problem.memory[layer, here][:, None] + later.memory
-    rest = before.value[:, layer, here][:, :, None]
-    keep = memory + rest[-1] <= problem.budget + SLACK * abs(problem.budget)
-    over = memory - float(problem.budget)
-    for number, multiplier in enumerate(before.multipliers.tolist()):
-        keep &= time + multiplier * over <= room[number] - rest[number]
+    memory, base = _put_before(problem, layer, here[:, None], later.memory, later.base)
+    labels = _Labels(strategy=here[:, None], time=time, memory=memory, base=base)
+    choice, at = np.nonzero(_completable(problem, guides, threshold, layer, labels))
+    base = None if base is None else base[choice, at]
+    labels = _Labels(strategy=here[choice], time=time[choice, at], memory=memory[choice, at], base=base)
+    return _best(problem, layer, labels)
+
+
+def _completable(
+    problem: LayerProblem, guides: Guides, threshold: int, layer: int, labels: _Labels
+) -> NDArray[np.bool_]:
+    """Return which labels some layers before them may complete within budget and threshold."""
+    keep = np.ones(labels.time.shape, bool)
+    for counted, before in guides:
+        share = float(counted[layer])
+        used = labels.memory if labels.base is None else share * labels.memory + (1 - share) * labels.base
+        rest = before.value[:, layer, labels.strategy]
+        room = _room(problem, before, threshold)
+        keep &= used + rest[-1] <= problem.budget + SLACK * abs(problem.budget)
+        over = used - float(problem.budget)
+        for number, multiplier in enumerate(before.multipliers.tolist()):
+            keep &= labels.time + multiplier * over <= room[number] - rest[number]
     if layer == 0:  # complete: integers decide
-        keep &= (memory <= problem.budget) & (time <= threshold)
-    choice, at = np.nonzero(keep)
-    return _best(problem, layer, _Labels(strategy=here[choice], time=time[choice, at], memory=memory[choice, at]))
+        keep &= (labels.memory <= problem.budget) & (labels.time <= threshold)
+    return keep
+
+
+def _put_before(
+    problem: LayerProblem, layer: int, choice: NDArray[np.intp], memory: Ints, base: Ints | None
+) -> tuple[Ints, Ints | None]:
+    """Return memory and base of labels with a choice of `layer` put before them, all broadcast."""
+    if base is None or problem.peaks is None:
+        return problem.memory[layer, choice] + memory, None
+    return problem.peaks.put_before(layer, choice, memory, base)
 
 
 def _moves(problem: LayerProblem, layer: int) -> Ints:
@@ -373,28 +497,26 @@ def _moves(problem: LayerProblem, layer: int) -> Ints:
 
 def _last_labels(problem: LayerProblem) -> _Labels:
     strategy = np.flatnonzero(problem.time[-1] < FAR)
-    return _Labels(strategy=strategy, time=problem.time[-1, strategy], memory=problem.memory[-1, strategy])
+    memory, base, peaks = problem.memory[-1, strategy], None, problem.peaks
+    if peaks is not None:
+        base = peaks.memory[-1, strategy] - peaks.freed[-1, strategy]
+        memory = peaks.memory[-1, strategy] + peaks.transient[-1, strategy]
+    return _Labels(strategy=strategy, time=problem.time[-1, strategy], memory=memory, base=base)
 
 
-def _kept(problem: LayerProblem, before: Sums, threshold: int, room: Floats, layer: int, labels: _Labels) -> _Labels:
+def _kept(problem: LayerProblem, guides: Guides, threshold: int, layer: int, labels: _Labels) -> _Labels:
     """Drop the labels that no prefix can complete, then the dominated ones."""
-    lam = before.multipliers[:, None]
-    value = labels.time + lam * (labels.memory - float(problem.budget)) + before.value[:-1, layer, labels.strategy]
-    keep = (value <= room[:, None]).all(axis=0)
-    fits = labels.memory + before.value[-1, layer, labels.strategy]
-    keep &= fits <= problem.budget + SLACK * abs(problem.budget)
-    if layer == 0:  # complete: integers decide
-        keep &= (labels.memory <= problem.budget) & (labels.time <= threshold)
-    return _best(problem, layer, labels.take(np.flatnonzero(keep)))
+    kept = np.flatnonzero(_completable(problem, guides, threshold, layer, labels))
+    return _best(problem, layer, labels.take(kept))
 
 
 def _best(problem: LayerProblem, layer: int, labels: _Labels) -> _Labels:
-    """Drop the labels that another of the same strategy beats in both, or one that is entered alike clearly does."""
+    """Drop the labels that another of the same strategy beats in all, or one that is entered alike clearly does."""
     if layer and len(labels.time) > _FEW_LABELS:
         alike, more = problem.switches[layer].entered_alike
-        kept = near_best(alike[labels.strategy], labels.time, labels.memory, more + change(problem))
-        labels = labels.take(kept)
-    return labels.take(pareto(labels.strategy, labels.time, labels.memory))
+        group, more = alike[labels.strategy], more + change(problem)
+        labels = labels.take(near_undominated(group, labels.time, labels.memory, labels.base, more))
+    return labels.take(undominated(labels.strategy, labels.time, labels.memory, labels.base))
 
 
 def _candidates(problem: LayerProblem, layer: int, later: _Labels) -> _Labels:
@@ -402,41 +524,49 @@ def _candidates(problem: LayerProblem, layer: int, later: _Labels) -> _Labels:
     switch = problem.switches[layer + 1]
     entry = switch.entry_group[later.strategy]
     few = len(entry) * len(switch.cost) <= _FEW_MOVES
-    first = np.arange(len(entry)) if few else pareto(entry, later.time, later.memory)
+    first = np.arange(len(entry)) if few else undominated(entry, later.time, later.memory, later.base)
     moves = switch.cost[:, entry[first]]  # [exit group, label]
     group, at = np.nonzero(moves < FAR)
-    time, memory = later.time[first][at] + moves[group, at] + change(problem), later.memory[first][at]
-    left = pareto(group, time, memory)
-    group, time, memory = group[left], time[left], memory[left]
+    leaving = later.take(first[at])
+    time = leaving.time + moves[group, at] + change(problem)
+    left = undominated(group, time, leaving.memory, leaving.base)
+    group, time, leaving = group[left], time[left], leaving.take(left)
     allowed = np.flatnonzero(problem.time[layer] < FAR)
     starts = np.searchsorted(group, np.arange(len(switch.cost) + 1))
     counts = np.diff(starts)[switch.exit_group[allowed]]
     moved = np.repeat(allowed, counts)
     # Positions 0, 1, .. within each strategy's span, moved to where the labels of its exit group start.
     at = np.arange(len(moved)) + np.repeat(starts[switch.exit_group[allowed]] - (np.cumsum(counts) - counts), counts)
-    same = (problem.time[layer, later.strategy] < FAR) & (switch.own[later.strategy] < FAR)
+    same = np.flatnonzero((problem.time[layer, later.strategy] < FAR) & (switch.own[later.strategy] < FAR))
     kept = later.strategy[same]
     strategy = np.concatenate([moved, kept])
-    return _Labels(
-        strategy=strategy,
-        time=np.concatenate([time[at], later.time[same] + switch.own[kept]]) + problem.time[layer, strategy],
-        memory=np.concatenate([memory[at], later.memory[same]]) + problem.memory[layer, strategy],
-    )
+    time = np.concatenate([time[at], later.time[same] + switch.own[kept]]) + problem.time[layer, strategy]
+    base = None
+    if later.base is not None and leaving.base is not None:
+        base = np.concatenate([leaving.base[at], later.base[same]])
+    memory, base = _put_before(problem, layer, strategy, np.concatenate([leaving.memory[at], later.memory[same]]), base)
+    return _Labels(strategy=strategy, time=time, memory=memory, base=base)
 
 
 def _read_plan(problem: LayerProblem, labels: list[_Labels]) -> NDArray[np.intp]:
     """Return the lexicographically smallest of the best plans: any label that completes to the optimum will do."""
     time, memory = int(labels[0].time.min()), problem.budget
     plan: list[int] = []
+    highest_so_far = -FAR  # h of peaks.py
     for layer, here in enumerate(labels):
         rest = here.time
         if plan:
             rest = rest + _moves(problem, layer)[plan[-1], here.strategy]
-        choice = int(here.strategy[(rest == time) & (here.memory <= memory)].min())
+        fits = here.memory <= memory
+        if here.base is not None:
+            fits &= here.base + highest_so_far <= memory
+        choice = int(here.strategy[(rest == time) & fits].min())
         if plan:
             time -= int(_moves(problem, layer)[plan[-1], choice])
         time -= int(problem.time[layer, choice])
-        memory -= int(problem.memory[layer, choice])
+        memory -= int((problem.memory if problem.peaks is None else problem.peaks.memory)[layer, choice])
+        if problem.peaks is not None:
+            highest_so_far = problem.peaks.after(layer, choice, highest_so_far)
         plan.append(choice)
     return np.array(plan)
 
@@ -446,11 +576,11 @@ def _frontier_points(problem: LayerProblem, transients: Ints, top: int, epsilon:
     limited = _limited(problem, transients, top, top)
     num_layers = len(problem.time)
     before = prefix_sums(limited, np.zeros(1))
-    room = _room(limited, before, FAR)
-    labels = _kept(limited, before, FAR, room, num_layers - 1, _last_labels(limited))
+    guides = _guides(limited, before)
+    labels = _kept(limited, guides, FAR, num_layers - 1, _last_labels(limited))
     for layer in range(num_layers - 2, -1, -1):
         labels = _thinned(labels, epsilon / num_layers)
-        labels = _kept(limited, before, FAR, room, layer, _candidates(limited, layer, labels))
+        labels = _kept(limited, guides, FAR, layer, _candidates(limited, layer, labels))
     keep = pareto(np.zeros(len(labels.time), np.intp), labels.time, labels.memory)
     return labels.time[keep], labels.memory[keep] + top
 

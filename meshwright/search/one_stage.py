@@ -2,7 +2,8 @@
 
 The plans are cut into bands by the largest transient of the layers between first and last, and where these are tied by
 the strategy that they share. A bound of every such part, by Lagrangian relaxation, comes first: the promising are
-solved, the rest is dropped.
+solved, the rest is dropped. Where layers free what they hold, the largest transient says little: then there is one
+band, whose bound counts the transient of the last layer alone, with its memory.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from meshwright.search.layers import (
     OutOfTime,
     least_multiplier,
     relaxed_bound,
-    solve_intervals,
+    solve_fitting,
+    with_last,
 )
 from meshwright.search.problem import Exact
 from meshwright.search.relaxation import LayerProblem, plan_sums
@@ -53,14 +55,15 @@ def solve_one_stage(exact: Exact, best: Best, deadline: float) -> int:
             break
         if time.perf_counter() > deadline and best.is_known:
             return min(lower, *(rest.bound for rest in parts[number:]), best.ticks)
-        found = _solve(_restricted(exact, free, part), np.maximum(exact.transient, part.low), best)
+        found = _solve(_restricted(exact, free, part), np.maximum(exact.transient, part.low), exact.freed, best)
         lower = min(lower, max(found, part.bound) if found < best.ticks else best.ticks)
     return min(lower, best.ticks)
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Part:
-    """The plans with `tied` at both ends (-1: any) and a largest transient between them of `low` to `high`."""
+    """The plans with `tied` at both ends (-1: any) and, where nothing is freed, a largest transient between them of
+    `low` to `high`."""
 
     tied: int
     low: int
@@ -68,13 +71,13 @@ class _Part:
     bound: int
 
 
-def _solve(problem: LayerProblem, transient: Ints, best: Best) -> int:
+def _solve(problem: LayerProblem, transient: Ints, freed: Ints, best: Best) -> int:
     """Improve `best`; return the optimum or what is to be beaten, whichever is less, or a bound at the deadline."""
     transients = np.where(problem.time < FAR, transient, FAR)
     try:
-        plan = solve_intervals(problem, transients, best.ticks)
+        plan = solve_fitting(problem, transients, freed, best.ticks)
     except OutOfTime:
-        return min(relaxed_bound(problem, transients), best.ticks)
+        return min(relaxed_bound(problem, transients, freed), best.ticks)
     if plan is not None:
         found = plan_sums(problem, plan)[0]
         strategies = tuple(int(s) for s in plan)
@@ -129,12 +132,15 @@ def _ties(exact: Exact, free: LayerProblem) -> NDArray[np.intp]:
     both = np.flatnonzero((free.time[0] < FAR) & (free.time[-1] < FAR))
     time = free.time[0, both] + free.time[-1, both]
     memory = free.memory[0, both] + free.memory[-1, both] - exact.tied_saving[both]
-    transient = np.maximum(exact.transient[0, both], exact.transient[-1, both])
+    first, last, freed = exact.transient[0, both], exact.transient[-1, both], exact.freed[-1, both]
+    if not exact.frees:
+        first = last = np.maximum(first, last)
     layout = exact.layout[both]
-    keep = [
-        not ((layout == layout[at]) & (time < time[at]) & (memory <= memory[at]) & (transient <= transient[at])).any()
-        for at in range(len(both))
-    ]
+    keep: list[bool] = []
+    for at in range(len(both)):
+        better = (layout == layout[at]) & (time < time[at]) & (memory <= memory[at])
+        better &= (first <= first[at]) & (last <= last[at]) & (freed >= freed[at])
+        keep.append(not better.any())
     return both[np.array(keep, bool)]
 
 
@@ -145,12 +151,15 @@ def _parts(exact: Exact, free: LayerProblem) -> Iterator[_Part]:
     if not len(ties):
         return
     transient = np.where(free.time < FAR, exact.transient, FAR)
-    if is_tied:
-        ends, saving = np.maximum(transient[0, ties], transient[-1, ties]), exact.tied_saving[ties]
+    saving = exact.tied_saving[ties] if is_tied else np.zeros(1, np.int64)
+    if exact.frees:
+        free, transient, bands, ends = with_last(free, transient), np.zeros_like(transient), [(0, FAR)], 0 * saving
     else:
-        ends, saving = np.array([max(transient[0].min(), transient[-1].min())]), np.zeros(1, np.int64)
+        bands = _bands(transient[1:-1])
+        first, last = (transient[at, ties] if is_tied else transient[at].min(keepdims=True) for at in (0, -1))
+        ends = np.maximum(first, last)
     multiplier = least_multiplier(free, transient)
-    for low, high in _bands(transient[1:-1]):
+    for low, high in bands:
         links = [_Links(exact, free, high, weights) for weights in _weights(multiplier)]
         room = (free.budget + saving - np.maximum(ends, low)).astype(float)
         bounds = np.full(len(ties), -np.inf)

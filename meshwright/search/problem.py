@@ -4,7 +4,8 @@ Stage i holds layers b_i..b_{i+1}-1 under strategies s_l. With sums over its lay
 
     F_i = sum forward + sum switch_forward (neighbours inside) + received switch and border + sent border
     B_i = the same with backward;   g_i = sum step + stage_step[i] (+ tied_step on first and last when tied, P > 1)
-    M_i = sum states + in_flight[i] * sum act + max transient (- tied_states_saving when tied, P = 1) <= budget[i]
+    M_i = sum states + in_flight[i] * sum act + max over l of (transient_l - sum over j > l of freed_j)
+          (- tied_states_saving when tied, P = 1) <= budget[i]
 
 A border's hand-on tensor travels in the layout of the sender's last layer; both neighbours pay the send, the receiver
 pays the switch (or `enter`, where that is given). Step time: cost/simulate.py.
@@ -20,6 +21,7 @@ from numpy.typing import NDArray
 
 from meshwright.cost.simulate import simulate
 from meshwright.search.labels import FAR, Floats, Ints, decimal_scale, to_ints
+from meshwright.search.peaks import highest
 from meshwright.spec.schedule import ScheduleName
 
 _PAIRS = 2  # dimensions of a table of switches without a layer axis
@@ -34,7 +36,7 @@ class StageProblem:
     step_s: Floats  # [L, S] once a step
     states_bytes: Floats  # [L, S]
     act_bytes: Floats  # [L, S] per micro-batch in flight
-    transient_bytes: Floats  # [L, S] the stage pays the largest
+    transient_bytes: Floats  # [L, S] the stage pays the largest, less what later layers have freed by then
     switch_forward_s: Floats  # [S, S] or [L, S, S]: between layer l-1 under a and layer l under b
     switch_backward_s: Floats  # like switch_forward_s
     border_forward_s: Floats  # [S] or [L, S]: sending what layer l hands on, in the layout of its strategy
@@ -47,6 +49,7 @@ class StageProblem:
     schedule: ScheduleName
     enter_forward_s: Floats | None = None  # like switch_forward_s, across a border (None: the switch)
     enter_backward_s: Floats | None = None
+    freed_bytes: Floats | None = None  # [L, S] not below 0; gone when earlier layers need theirs (None: 0)
     tied: bool = False  # first and last layer share their strategy
     tied_step_s: Floats | None = None  # [S] when P > 1: on the first and on the last stage
     tied_states_saving_bytes: Floats | None = None  # [S] when P = 1: the shared weight is held once
@@ -98,6 +101,7 @@ class Exact:
     step: Ints
     memory: tuple[Ints, ...]  # [stage][L, S] states + in_flight * activations
     transient: Ints
+    freed: Ints  # 0 where not allowed
     budget: tuple[int, ...]  # [stage]
     stage_step: tuple[int, ...]
     tied_step: Ints  # [S] 0 unless tied and P > 1
@@ -107,6 +111,11 @@ class Exact:
     enter: Ints  # the same, across a border
     border: Ints  # [2, L, layout] sending from layer l
     layer_class: tuple[int, ...]  # [L] equal numbers: equal rows, switches and borders
+
+    @property
+    def frees(self) -> bool:
+        """Return whether layers free something before earlier ones run backward."""
+        return bool(self.freed.any())
 
     @property
     def num_layouts(self) -> int:
@@ -161,16 +170,22 @@ def entered(problem: StageProblem) -> tuple[Floats, Floats]:
 def stage_bytes(problem: StageProblem, boundaries: tuple[int, ...], strategies: tuple[int, ...]) -> list[float]:
     """Return the bytes of every stage."""
     rows, chosen = np.arange(problem.num_layers), np.array(strategies)
-    states, act, transient = (
-        array[rows, chosen] for array in (problem.states_bytes, problem.act_bytes, problem.transient_bytes)
+    states, act, transient, freed = (
+        array[rows, chosen]
+        for array in (problem.states_bytes, problem.act_bytes, problem.transient_bytes, freed_bytes(problem))
     )
-    used = [
-        float(states[low:high].sum() + problem.in_flight[stage] * act[low:high].sum() + transient[low:high].max())
-        for stage, (low, high) in enumerate(pairwise(boundaries))
-    ]
+    used: list[float] = []
+    for stage, (low, high) in enumerate(pairwise(boundaries)):
+        held = states[low:high].sum() + problem.in_flight[stage] * act[low:high].sum()
+        used.append(float(held + highest(transient[low:high], freed[low:high])))
     if problem.tied and problem.num_stages == 1 and problem.tied_states_saving_bytes is not None:
         used[0] -= float(problem.tied_states_saving_bytes[chosen[0]])
     return used
+
+
+def freed_bytes(problem: StageProblem) -> Floats:
+    """Return [L, S] what layers free."""
+    return np.zeros_like(problem.act_bytes) if problem.freed_bytes is None else problem.freed_bytes
 
 
 def to_exact(problem: StageProblem) -> Exact:
@@ -183,12 +198,13 @@ def to_exact(problem: StageProblem) -> Exact:
         problem.states_bytes,
         problem.act_bytes,
         problem.transient_bytes,
+        freed_bytes(problem),
     )
     for array in arrays:
         if array.shape != problem.forward_s.shape:
             raise ValueError(f"stages: shapes {array.shape} and {problem.forward_s.shape}; all [layer, strategy]")
         allowed &= np.isfinite(array)
-    forward, backward, step, states, act, transient = (np.where(allowed, array, np.inf) for array in arrays)
+    forward, backward, step, states, act, transient, freed = (np.where(allowed, array, np.inf) for array in arrays)
     layout, switches, enters, borders = _by_layout(problem)
     tied_step = _or_zero(problem.tied_step_s, problem, problem.tied and problem.num_stages > 1)
     saving = _or_zero(problem.tied_states_saving_bytes, problem, problem.tied and problem.num_stages == 1)
@@ -199,7 +215,8 @@ def to_exact(problem: StageProblem) -> Exact:
     largest = 2 * (problem.num_micro_batches + problem.num_stages) * per_micro + 2 * once
     digit = problem.num_layers if problem.num_stages == 1 else 1  # layers.py counts changes in a lowest digit
     time_scale = decimal_scale(digit * largest, 15)
-    stored = _sum_of_largest(states) + _sum_of_largest(act) * int(problem.in_flight.max()) + _sum_of_largest(transient)
+    stored = _sum_of_largest(states) + _sum_of_largest(act) * int(problem.in_flight.max())
+    stored += _sum_of_largest(transient) + _sum_of_largest(freed)
     finite_budget = np.minimum(problem.budget_bytes, stored + 1)
     byte_scale = decimal_scale(2 * (stored + float(np.abs(finite_budget).max()) + float(saving.max())), 9)
     states_int, act_int = to_ints(states, byte_scale), to_ints(act, byte_scale)
@@ -216,6 +233,7 @@ def to_exact(problem: StageProblem) -> Exact:
             for held in problem.in_flight
         ),
         transient=to_ints(transient, byte_scale),
+        freed=np.where(far, 0, to_ints(freed, byte_scale)),
         budget=tuple(int(b) for b in to_ints(finite_budget, byte_scale)),
         stage_step=tuple(int(g) for g in to_ints(problem.stage_step_s, time_scale)),
         tied_step=to_ints(tied_step, time_scale),
@@ -278,7 +296,7 @@ def _with_classes(exact: Exact) -> Exact:
     seen: dict[tuple[bytes, ...], int] = {}
     classes: list[int] = []
     for layer in range(exact.source.num_layers):
-        rows = (exact.forward, exact.backward, exact.step, exact.transient, *exact.memory)
+        rows = (exact.forward, exact.backward, exact.step, exact.transient, exact.freed, *exact.memory)
         key = tuple(row[layer].tobytes() for row in rows)
         key += (exact.switch[:, layer].tobytes(), exact.enter[:, layer].tobytes(), exact.border[:, layer].tobytes())
         key += (str(layer == 0).encode(),)

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.search.labels import FAR, Floats, Ints, Switch
+from meshwright.search.peaks import Peaks
 
 SLACK = 1e-12  # relative; floats bound, integers decide
 _GRID = 5.0 ** np.arange(-4.0, 5.0)  # multipliers of memory, around what layers trade on the whole
@@ -34,18 +35,23 @@ class LayerProblem:
     changes_base: int
     budget: int
     deadline: float = math.inf
+    peaks: Peaks | None = None  # what the budget is for; `memory` then adds up to no more (None: sums of `memory`)
+    weights: Floats | None = None  # [layer] with peaks: of `memory`
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sums:
     """Least time + lam * memory of the layers before each choice, or of it and those after; switches included.
 
-    Rows are multipliers, and one more for memory alone. `used` is the memory of the choices with that least sum.
+    Rows are multipliers, and one more for memory alone. `used` is the memory of the choices with that least sum;
+    where peaks count, `peak` and `base` are their P and b, or before a choice the sum of m and h (peaks.py).
     """
 
     multipliers: Floats  # [lam]
     value: Floats  # [lam + 1, layer, strategy]
     used: Ints  # [lam + 1, layer, strategy]
+    peak: Ints | None = None  # [lam + 1, layer, strategy]
+    base: Ints | None = None  # [lam + 1, layer, strategy]
 
 
 def plan_sums(problem: LayerProblem, plan: NDArray[np.intp]) -> tuple[int, int]:
@@ -123,7 +129,13 @@ def _around(sums: Sums, best: int) -> Sums:
     """Keep 0, the best multiplier and its neighbours."""
     kept = sorted({max(0, best - 1), best, min(best + 1, len(sums.multipliers) - 1)})
     rows = [*kept, -1]
-    return Sums(multipliers=sums.multipliers[kept], value=sums.value[rows], used=sums.used[rows])
+    return Sums(
+        multipliers=sums.multipliers[kept],
+        value=sums.value[rows],
+        used=sums.used[rows],
+        peak=None if sums.peak is None else sums.peak[rows],
+        base=None if sums.base is None else sums.base[rows],
+    )
 
 
 def crossed(problem: LayerProblem, before: Sums, after: Sums) -> int:
@@ -136,11 +148,19 @@ def crossed(problem: LayerProblem, before: Sums, after: Sums) -> int:
     least = np.inf
     for one, weight in enumerate(before.multipliers):
         for two, other in enumerate(before.multipliers):
-            fits = before.used[one] + after.used[two] <= problem.budget
+            fits = _joined(before, one, after, two) <= problem.budget
             time = (first[one] + second[two]).min(initial=np.inf, where=fits)
             least = min(least, time + SLACK * (time + (weight + other) * problem.budget))  # what subtracting lost
     changes = change(problem) * (len(problem.time) - 1)  # which the sums do not count
     return int(least) + 1 + changes if least < FAR else FAR
+
+
+def _joined(before: Sums, one: int, after: Sums, two: int) -> Ints:
+    """Return [layer, strategy] what plans need that are begun like one least sum and ended like another."""
+    whole: Ints = before.used[one] + after.used[two]
+    if before.peak is not None and before.base is not None and after.peak is not None and after.base is not None:
+        whole = before.peak[one] + np.maximum(after.peak[two], before.base[one] + after.base[two])
+    return whole
 
 
 def change(problem: LayerProblem) -> int:
@@ -152,7 +172,8 @@ def prefix_sums(problem: LayerProblem, multipliers: Floats) -> Sums:
     """Return the sums of the layers before each choice, for all multipliers at once."""
     weight, cost = _weighted(problem, multipliers)
     moves, memory = _weighted_moves(problem, weight), np.where(problem.memory < FAR, problem.memory, 0)
-    value, used = np.zeros_like(cost), np.zeros(cost.shape, np.int64)
+    value, used, peaks = np.zeros_like(cost), np.zeros(cost.shape, np.int64), problem.peaks
+    peak, base = (None, None) if peaks is None else (np.zeros_like(used), np.full(cost.shape, -FAR))
     rows = np.arange(len(cost))[:, None]
     for layer in range(1, len(cost[0])):
         switch = problem.switches[layer]
@@ -161,14 +182,22 @@ def prefix_sums(problem: LayerProblem, multipliers: Floats) -> Sums:
         source = total.argmin(axis=1) if switch.is_plain else _picked(strategy, rows, total.argmin(axis=1))
         value[:, layer] = switch.by_entry(np.minimum.reduce(total, axis=1))
         used[:, layer] = switch.by_entry((used[:, layer - 1] + memory[layer - 1])[rows, source])
-    return Sums(multipliers=multipliers, value=value, used=used)
+        if peaks is not None and peak is not None and base is not None:
+            peak[:, layer] = switch.by_entry((peak[:, layer - 1] + peaks.memory[layer - 1])[rows, source])
+            highest = np.maximum(base[:, layer - 1] - peaks.freed[layer - 1], peaks.transient[layer - 1])
+            base[:, layer] = switch.by_entry(highest[rows, source])
+    return Sums(multipliers=multipliers, value=value, used=used, peak=peak, base=base)
 
 
 def suffix_sums(problem: LayerProblem, multipliers: Floats) -> Sums:
     """Return the sums of each choice and the layers after it, for all multipliers at once."""
     weight, value = _weighted(problem, multipliers)
     moves, memory = _weighted_moves(problem, weight), np.where(problem.memory < FAR, problem.memory, 0)
-    used = np.zeros(value.shape, np.int64) + memory
+    used, peaks = np.zeros(value.shape, np.int64) + memory, problem.peaks
+    peak = base = None
+    if peaks is not None:
+        peak, base = (np.zeros_like(used) + part for part in (peaks.memory, peaks.memory - peaks.freed))
+        peak[:, -1] += peaks.transient[-1]
     rows = np.arange(len(value))[:, None]
     for layer in range(len(value[0]) - 2, -1, -1):
         switch = problem.switches[layer + 1]
@@ -177,7 +206,12 @@ def suffix_sums(problem: LayerProblem, multipliers: Floats) -> Sums:
         source = total.argmin(axis=2) if switch.is_plain else _picked(strategy, rows, total.argmin(axis=2))
         value[:, layer] += switch.by_exit(np.minimum.reduce(total, axis=2))
         used[:, layer] += switch.by_exit(used[:, layer + 1][rows, source])
-    return Sums(multipliers=multipliers, value=value, used=used)
+        if peaks is not None and peak is not None and base is not None:
+            held = switch.by_exit(base[:, layer + 1][rows, source])
+            highest = switch.by_exit(peak[:, layer + 1][rows, source])
+            peak[:, layer] += np.maximum(highest, held + peaks.transient[layer])
+            base[:, layer] += held
+    return Sums(multipliers=multipliers, value=value, used=used, peak=peak, base=base)
 
 
 def _picked(strategy: NDArray[np.intp], rows: NDArray[np.intp], group: NDArray[np.intp]) -> NDArray[np.intp]:

@@ -8,6 +8,8 @@ F + B and g: first none, then all up to some key, in the end all. What is missin
 
     floor(w) = max over lam of (min over choices of w . (F, B, g) + lam * memory) - lam * budget
 
+with the budget less the least that transients can add (peaks.py).
+
 Keys and floors include the cheapest that can be received, so that they hold for any layout handed in.
 """
 
@@ -23,7 +25,8 @@ from numpy.typing import NDArray
 
 from meshwright.search.bound import H0, H1, H2, B, C, F, G, Pipe, exact_values, slopes
 from meshwright.search.labels import FAR, Floats, Ints, Switch, pareto_rows, present
-from meshwright.search.layers import solve_intervals
+from meshwright.search.layers import solve_fitting
+from meshwright.search.peaks import Peaks
 from meshwright.search.problem import Exact
 from meshwright.search.relaxation import LayerProblem, plan_sums, prefix_sums
 
@@ -100,7 +103,7 @@ class Table:
         self._chains: dict[tuple[int, ...], Floats] = {}
         self._links: dict[tuple[int, int, int, bool], Floats] = {}
         self._weighted_moves: dict[tuple[int, int], Floats] = {}
-        self._transients: dict[tuple[int, int], int] = {}
+        self._moments: dict[tuple[int, int], tuple[int, int]] = {}
         self._grids: dict[int, Floats] = {}
         problem = exact.source
         self.last_layer, self.last_stage = problem.num_layers - 1, problem.num_stages - 1
@@ -124,12 +127,20 @@ class Table:
             allowed = allowed & (np.arange(len(allowed)) == tied)
         return allowed
 
-    def _least_transient(self, layer: int, tied: int) -> int:
-        """Return the least transient of a layer; FAR when it can use no strategy."""
-        tied = tied if layer in (0, self.last_layer) else -1
-        if (layer, tied) not in self._transients:
-            self._transients[layer, tied] = int(self.exact.transient[layer, self.allowed(layer, tied)].min(initial=FAR))
-        return self._transients[layer, tied]
+    def _least_moment(self, start: int, end: int, tied: int) -> int:
+        """Return what the largest transient of a range, less what is freed, is at least; FAR when nothing can run."""
+        least = -FAR
+        for layer in range(start, end):
+            key = layer, tied if layer in (0, self.last_layer) else -1
+            if key not in self._moments:
+                allowed = self.allowed(*key)
+                transient, freed = self.exact.transient[layer, allowed], self.exact.freed[layer, allowed]
+                self._moments[key] = int(transient.min(initial=FAR)), int(freed.max(initial=0))
+            transient, freed = self._moments[key]
+            if transient >= FAR:
+                return FAR
+            least = max(least - freed, transient)
+        return least
 
     def once(self, stage: int, tied: int) -> int:
         """Return the stage's constant once-a-step time."""
@@ -238,7 +249,7 @@ class Table:
     def _make(self, stage: int, start: int, end: int, tied: int, chain_key: tuple[int, ...]) -> Cell | None:
         chain = self._chain(stage, start, end, tied, chain_key)
         exact, weights = self.exact, self._weights(stage)
-        largest = max(self._least_transient(layer, tied) for layer in range(start, end))
+        largest = self._least_moment(start, end, tied)
         if largest >= FAR:
             return None
         room = exact.budget[stage] - largest
@@ -305,9 +316,18 @@ class Table:
             deadline=self.deadline if self.may_give_up else math.inf,
         )
 
-    def transients(self, cell: Cell, problem: LayerProblem) -> Ints:
-        """Return the cell's transients, FAR where not allowed."""
-        return np.where(problem.time < FAR, self.exact.transient[cell.start : cell.end], FAR)
+    def cheapest(self, cell: Cell, problem: LayerProblem) -> NDArray[np.intp] | None:
+        """Return the cell's best choice by the times of `problem`."""
+        span = slice(cell.start, cell.end)
+        transient = np.where(problem.time < FAR, self.exact.transient[span], FAR)
+        return solve_fitting(problem, transient, self.exact.freed[span])
+
+    def _peaks(self, cell: Cell, problem: LayerProblem) -> Peaks:
+        """Return what the peak of the cell's choices depends on beside their memory."""
+        span, allowed = slice(cell.start, cell.end), problem.time < FAR
+        memory = np.where(allowed, problem.memory, 0)
+        transient, freed = (np.where(allowed, part[span], 0) for part in (self.exact.transient, self.exact.freed))
+        return Peaks(memory=memory, transient=transient, freed=freed).within(allowed)
 
     def row_of(self, cell: Cell, plan: NDArray[np.intp], tied: int) -> Ints:
         """Return (F, B, g) of a choice, without what is received."""
@@ -357,7 +377,7 @@ class Table:
     def _support(self, cell: Cell, tied: int, weight: int) -> Ints:
         """Find the least weight * C + g exactly; keep its choice as a row and return it."""
         problem = self.layer_problem(cell, tied, (weight, 1))
-        plan = present(solve_intervals(problem, self.transients(cell, problem)))
+        plan = present(self.cheapest(cell, problem))
         cell.supports[weight] = plan_sums(problem, plan)[0] + self.once(cell.stage, tied)
         self._keep_row(cell, plan, tied)
         return self.row_of(cell, plan, tied)
@@ -373,7 +393,7 @@ class Table:
 
     def _settle_key(self, cell: Cell, tied: int) -> bool:
         problem = self.layer_problem(cell, tied, cell.key_weights)
-        plan = solve_intervals(problem, self.transients(cell, problem))
+        plan = self.cheapest(cell, problem)
         if plan is None:
             return False
         cell.plan, cell.solved, cell.problem = plan, True, problem
@@ -413,11 +433,10 @@ class Table:
         problem = present(cell.problem)
         exact = self.exact
         once = cell.key_weights[1] * self.once(cell.stage, tied)
-        transient = self.transients(cell, problem)
+        peaks = self._peaks(cell, problem)
         spread = float(self._grid(cell.stage)[cell.key, 7])
         before = prefix_sums(problem, np.array([0.0, spread / 4, spread]))
-        room = problem.budget - int(max(row.min() for row in transient))
-        labels = np.zeros((1, 5), np.int64)  # F, B, g, memory, transient
+        labels = np.zeros((1, 5), np.int64)  # F, B, g, P, b
         first, last = np.full(1, -1), np.full(1, -1)
         arrows: list[tuple[NDArray[np.intp], NDArray[np.intp]]] = []
         complete = True
@@ -427,19 +446,21 @@ class Table:
                 raise TooManyLabels
             parent, chosen = (grid.ravel() for grid in np.meshgrid(np.arange(len(labels)), strategies, indexing="ij"))
             values = self._extended(cell, at, labels[parent], first[parent], chosen)
+            peak, base = values[:, 3], values[:, 4]
+            values[:, 3], values[:, 4] = peaks.put_before(at, chosen, peak, base)
             key = cell.key_weights[0] * (values[:, 0] + values[:, 1]) + cell.key_weights[1] * values[:, 2] + once
-            memory = values[:, 3].astype(float)
+            memory, room = values[:, 3].astype(float), problem.budget
             # The multipliers' bound on the key of any completion; the first of them, 0, ignores memory.
             total = (key + before.value[:-1, at, chosen]) + before.multipliers[:, None] * (memory - room)
             if at == 0:  # what is received is part of the key, but not of the rows
                 total = total + (problem.time[0, chosen] - self._own_key(cell, chosen))
             shave = _SHAVE * (np.abs(total).max(initial=0) + before.multipliers.max() * abs(room)) + 1
             within = (total <= limit + shave).all(axis=0)
-            fits = memory + before.value[-1, at, chosen] <= problem.budget - values[:, 4] + 1
+            fits = memory + before.value[-1, at, chosen] <= room + 1
             complete &= bool(within[fits].all())
             keep = np.flatnonzero(within & fits)
             if at == 0:
-                keep = keep[values[keep, 3] + values[keep, 4] <= problem.budget]
+                keep = keep[values[keep, 3] <= room]
             if len(keep) > _MAX_CANDIDATES:
                 raise TooManyLabels
             exits = exact.layout[chosen] if not arrows else last[parent]
@@ -465,15 +486,13 @@ class Table:
         return own
 
     def _extended(self, cell: Cell, at: int, later: Ints, entry: NDArray[np.intp], chosen: NDArray[np.intp]) -> Ints:
-        """Return the labels with layer `at` of the cell under `chosen` put before `later`."""
+        """Return the labels with layer `at` of the cell under `chosen` put before `later`; P and b are left."""
         exact, layer = self.exact, cell.start + at
         layouts = exact.layout[chosen]
         values = later.copy()
         values[:, 0] += exact.forward[layer, chosen]
         values[:, 1] += exact.backward[layer, chosen]
         values[:, 2] += exact.step[layer, chosen]
-        values[:, 3] += exact.memory[cell.stage][layer, chosen]
-        values[:, 4] = np.maximum(values[:, 4], exact.transient[layer, chosen])
         for way in (0, 1):
             if layer < cell.end - 1:
                 values[:, way] += exact.switch[way, layer + 1, layouts, entry]

@@ -1,21 +1,20 @@
 """When nothing fits: the plan whose most overfull stage is least over its budget.
 
-Memory does not depend on neighbours, so a range of layers needs at least, exactly,
-
-    min over tau of  sum_l min(states + in_flight * act over strategies with transient <= tau) + tau
-
-and the cut with the least largest overflow follows by dynamic programming. Tied layers are tried strategy by strategy.
+Memory does not depend on neighbours. The least peak of every range of layers is exact, by labels (P, b) from its last
+layer to its first (peaks.py): one that another beats in both is dropped. Ranges that end alike share their labels. The
+cut with the least largest overflow follows by dynamic programming. Tied layers are tried strategy by strategy.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.search.labels import Floats
-from meshwright.search.problem import StageProblem, stage_bytes
+from meshwright.search.labels import Floats, pareto_rows
+from meshwright.search.problem import StageProblem, freed_bytes, stage_bytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,19 +33,34 @@ class Shortfall:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Least:
-    """sums[tau, layer]: least bytes of the layers before `layer` with transients up to `taus`."""
+class _Choices:
+    """What one layer can use, none of which another beats in all."""
 
-    taus: Floats
-    sums: Floats  # [tau, layer + 1]
-    choice: NDArray[np.intp]  # [tau, layer]
+    strategy: NDArray[np.intp]
+    memory: Floats
+    transient: Floats
+    freed: Floats
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Labels:
+    """Labels of the choices for some layers that nothing beats, by rising P, and what was put before which label."""
+
+    peak: Floats
+    base: Floats
+    chosen: NDArray[np.intp]  # strategies of the first layer
+    behind: NDArray[np.intp]  # labels of the layers after it
+    later: _Labels | None  # None: no layers at all
+    least: float = 0.0  # the first P
+    longer: dict[int, _Labels] = field(default_factory=dict[int, "_Labels"])  # by the kind of the layer put before
 
 
 def shortfall(problem: StageProblem, *, partitions: tuple[tuple[int, ...], ...] | None = None) -> Shortfall | None:
     """Return the plan with the least largest overflow, or None when some layer has no strategy (or too few layers)."""
     if problem.num_layers < problem.num_stages:
         return None
-    allowed = np.isfinite(problem.forward_s) & np.isfinite(problem.states_bytes) & np.isfinite(problem.transient_bytes)
+    sums = problem.forward_s + problem.states_bytes + problem.act_bytes + problem.transient_bytes + freed_bytes(problem)
+    allowed = np.isfinite(sums)
     ties = np.flatnonzero(allowed[0] & allowed[-1]).tolist() if problem.tied else [-1]
     best: Shortfall | None = None
     for tied in ties:
@@ -70,20 +84,16 @@ def _least_overfull(
 ) -> Shortfall | None:
     if not allowed.any(axis=1).all():
         return None
-    tables = [_least(problem, allowed, int(held)) for held in problem.in_flight]
-    over = np.full((problem.num_stages, problem.num_layers + 1, problem.num_layers + 1), np.inf)
-    for stage, table in enumerate(tables):
-        for start in range(problem.num_layers):
-            need = (table.sums[:, start + 1 :] - table.sums[:, start : start + 1] + table.taus[:, None]).min(axis=0)
-            over[stage, start, start + 1 :] = need - problem.budget_bytes[stage]
+    least = {held: _least(problem, allowed, held) for held in set(problem.in_flight.tolist())}
+    over = np.stack([least[held].peaks for held in problem.in_flight.tolist()])
+    over -= problem.budget_bytes[:, None, None]
     if partitions is None:
         cuts = best_cut(over)
     else:
         cuts = min(partitions, key=lambda cut: max(over[i, cut[i], cut[i + 1]] for i in range(problem.num_stages)))
     strategies: list[int] = []
-    for table, start, end in zip(tables, cuts, cuts[1:], strict=False):
-        at = int((table.sums[:, end] - table.sums[:, start] + table.taus).argmin())
-        strategies.extend(int(s) for s in table.choice[at, start:end])
+    for held, span in zip(problem.in_flight.tolist(), pairwise(cuts), strict=True):
+        strategies.extend(least[held].leanest(*span))
     used = stage_bytes(problem, cuts, tuple(strategies))
     return Shortfall(
         boundaries=cuts,
@@ -93,15 +103,82 @@ def _least_overfull(
     )
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Least:
+    """The least peak of every range of layers with one count of micro-batches in flight."""
+
+    peaks: Floats  # [first layer, end], infinite where there is no such range
+    kinds: list[int]  # [layer] equal ones have equal choices
+    nothing: _Labels  # of no layers: what all labels grow from
+
+    def leanest(self, start: int, end: int) -> list[int]:
+        """Return the strategies of the least peak of a range."""
+        labels = self.nothing
+        for layer in range(end - 1, start - 1, -1):
+            labels = labels.longer[self.kinds[layer]]
+        at, chosen = 0, list[int]()
+        while labels.later is not None:
+            chosen.append(int(labels.chosen[at]))
+            at, labels = int(labels.behind[at]), labels.later
+        return chosen
+
+
 def _least(problem: StageProblem, allowed: NDArray[np.bool_], held: int) -> _Least:
-    """Tabulate one in-flight count. Below the largest of the layers' least transients nothing is possible."""
-    transient = np.where(allowed, problem.transient_bytes, np.inf)
-    memory = np.where(allowed, problem.states_bytes, np.inf) + held * np.where(allowed, problem.act_bytes, 0.0)
-    taus = np.unique(transient[np.isfinite(transient)])
-    large = float(memory[allowed].sum() + taus[-1] + 1.0)  # worse than any plan: marks "not possible"
-    within = np.where(transient[None] <= taus[:, None, None], memory[None], large)
-    sums = np.concatenate([np.zeros((len(taus), 1)), np.cumsum(within.min(axis=2), axis=1)], axis=1)
-    return _Least(taus=taus, sums=sums, choice=within.argmin(axis=2))
+    """Tabulate the least peaks with so many micro-batches in flight."""
+    rows = [
+        np.where(allowed, part, 0.0)
+        for part in (problem.states_bytes, problem.act_bytes, problem.transient_bytes, freed_bytes(problem))
+    ]
+    memory, transient, freed = rows[0] + held * rows[1], rows[2], rows[3]
+    known: dict[bytes, int] = {}
+    kinds: list[int] = []
+    choices: list[_Choices] = []
+    for here in zip(allowed, memory, transient, freed, strict=True):
+        key = b"".join(part.tobytes() for part in here)
+        if key not in known:
+            known[key] = len(choices)
+            choices.append(_unbeaten(*here))
+        kinds.append(known[key])
+    none, zero = np.zeros(0, np.intp), np.zeros(1)
+    nothing = _Labels(peak=zero, base=zero, chosen=none, behind=none, later=None)
+    highest, size = float(transient.max()), problem.num_layers + 1
+    peaks = np.full((size, size), np.inf)
+    for end in range(1, size):
+        labels, least = nothing, list[float]()
+        for kind in kinds[end - 1 :: -1]:
+            longer = labels.longer.get(kind)
+            if longer is None:
+                longer = labels.longer[kind] = _put_before(choices[kind], labels, highest)
+            labels = longer
+            least.append(labels.least)
+        peaks[:end, end] = least[::-1]
+    return _Least(peaks=peaks, kinds=kinds, nothing=nothing)
+
+
+def _unbeaten(allowed: NDArray[np.bool_], memory: Floats, transient: Floats, freed: Floats) -> _Choices:
+    """Return the choices of a layer that no other beats in all."""
+    at = np.flatnonzero(allowed)
+    at = at[pareto_rows(np.stack([memory[at], transient[at], -freed[at]], axis=1))]
+    return _Choices(strategy=at, memory=memory[at], transient=transient[at], freed=freed[at])
+
+
+def _put_before(layer: _Choices, later: _Labels, highest: float) -> _Labels:
+    """Return the labels with a layer before them; what is before it adds up to `highest` for a moment."""
+    peak = layer.memory[:, None] + np.maximum(later.peak, later.base + layer.transient[:, None])
+    base = np.maximum((layer.memory - layer.freed)[:, None] + later.base, peak - highest)
+    order = np.lexsort((base.ravel(), peak.ravel()))
+    sorted_base = base.ravel()[order]
+    keep = np.ones(len(order), bool)
+    keep[1:] = sorted_base[1:] < np.minimum.accumulate(sorted_base)[:-1]
+    chosen, behind = np.divmod(order[keep], len(later.peak))
+    return _Labels(
+        peak=peak[chosen, behind],
+        base=base[chosen, behind],
+        chosen=layer.strategy[chosen],
+        behind=behind,
+        later=later,
+        least=float(peak.ravel()[order[0]]),
+    )
 
 
 def best_cut(over: Floats) -> tuple[int, ...]:

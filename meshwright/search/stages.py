@@ -28,7 +28,7 @@ from meshwright.cost.simulate import simulate_many
 from meshwright.search.arrays import problem_of_arrays
 from meshwright.search.bound import C, Pipe
 from meshwright.search.labels import FAR, Ints, pareto_rows, present
-from meshwright.search.layers import OutOfTime, solve_intervals
+from meshwright.search.layers import OutOfTime
 from meshwright.search.one_stage import Best, Plan, solve_one_stage
 from meshwright.search.problem import Exact, StageChoice, StageProblem, price, to_exact
 from meshwright.search.recursion import Cells, Way, all_below, floor, least_bound, received_by, viable
@@ -58,6 +58,7 @@ def solve(  # noqa: PLR0913 arrays by keyword
     backward_s: ArrayLike | None = None,
     step_s: ArrayLike | None = None,
     transient_bytes: ArrayLike | None = None,
+    freed_bytes: ArrayLike | None = None,
     switch_s: ArrayLike | None = None,
     switch_backward_s: ArrayLike | None = None,
     border_s: ArrayLike | None = None,
@@ -70,12 +71,13 @@ def solve(  # noqa: PLR0913 arrays by keyword
 ) -> StageChoice | None:
     """Return the best cut into stages with the best strategies, or None when nothing fits.
 
-    `layer_s`, `states_bytes`, `act_bytes` (of one micro-batch), `transient_bytes` (the largest counts), `step_s` (once
-    a step) are [layer, strategy], inf: not allowed; `in_flight` and `budget_bytes` are [stage] (or one budget for
-    all). `switch_s` [(layer,) strategy, strategy]: entry i between the layers i-1 and i of one stage. `border_s`: what
-    the stage that receives pays across a border, shaped like `switch_s`; or [(layer,) strategy], or one number: the
-    send of what a layer hands on, which both neighbours pay. `layout` [strategy] says which strategies have equal
-    switches and borders (default: none); `tied`: first and last layer use one strategy.
+    `layer_s`, `states_bytes`, `act_bytes` (of one micro-batch), `transient_bytes` (the largest counts), `freed_bytes`
+    (gone when earlier layers of the stage need their transients; None: nothing is), `step_s` (once a step) are
+    [layer, strategy], inf: not allowed; `in_flight` and `budget_bytes` are [stage] (or one budget for all). `switch_s`
+    [(layer,) strategy, strategy]: entry i between the layers i-1 and i of one stage. `border_s`: what the stage that
+    receives pays across a border, shaped like `switch_s`; or [(layer,) strategy], or one number: the send of what a
+    layer hands on, which both neighbours pay. `layout` [strategy] says which strategies have equal switches and
+    borders (default: none); `tied`: first and last layer use one strategy.
 
     Objective: with `backward_s` the simulated step of the schedule, `layer_s` being the forward pass. Without it the
     closed form sum C + (m - 1) max C + max g over the stages' seconds C and once-a-step seconds g.
@@ -84,7 +86,7 @@ def solve(  # noqa: PLR0913 arrays by keyword
         forward_s=np.array(layer_s, float),
         backward_s=backward_s,
         step_s=step_s,
-        memory=(states_bytes, act_bytes, transient_bytes),
+        memory=(states_bytes, act_bytes, transient_bytes, freed_bytes),
         switches=(switch_s, switch_backward_s),
         borders=(border_s, border_backward_s),
         stages=(in_flight, budget_bytes),
@@ -155,14 +157,14 @@ def _ties(exact: Exact) -> list[int]:
         return [-1]
     both = np.flatnonzero((exact.forward[0] < FAR) & (exact.forward[-1] < FAR))
     rows = [part[layer, both] for layer in (0, -1) for part in (exact.forward, exact.backward, exact.step)]
-    rows += [part[layer, both] for layer in (0, -1) for part in (exact.transient, *exact.memory)]
+    rows += [part[layer, both] for layer in (0, -1) for part in (exact.transient, -exact.freed, *exact.memory)]
     rows += [exact.tied_step[both], -exact.tied_saving[both]]
     return sorted(int(s) for s in both[pareto_rows(np.stack(rows, axis=1), exact.layout[both])])
 
 
 def _without_dominated(exact: Exact) -> Exact:
     """Forbid what another strategy of the same layout beats or equals in every way; tied layers keep all of theirs."""
-    arrays = (exact.forward, exact.backward, exact.step, exact.transient, *exact.memory)
+    arrays = (exact.forward, exact.backward, exact.step, exact.transient, -exact.freed, *exact.memory)
     forward = exact.forward.copy()
     done: dict[int, NDArray[np.intp]] = {}
     for layer, kind in enumerate(exact.layer_class):
@@ -464,7 +466,7 @@ def _improve(table: Table, part: _Part, stage: int, weights: tuple[int, int], he
     after = int(layout[strategies[end]]) if end < len(strategies) else -1
     moved = replace(cell, start=start, end=end)
     layers = table.layer_problem(moved, part.tied, weights if any(weights) else cell.key_weights, before, after)
-    chosen = solve_intervals(layers, table.transients(moved, layers))
+    chosen = table.cheapest(moved, layers)
     if chosen is not None:
         changed = (*strategies[:start], *(int(s) for s in chosen), *strategies[end:])
         if changed != strategies:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from meshwright.cost.layer import (
     bound_bytes,
+    frees_activations,
     grows,
     held_parameters,
     layer_cost,
@@ -72,6 +73,7 @@ def build_problem(setting: Setting, candidates: tuple[Strategy, ...]) -> StagePr
         states_bytes=states,
         act_bytes=activations,
         transient_bytes=transients,
+        freed_bytes=activations if frees_activations(setting.schedule, micro_batches) else None,
         switch_forward_s=switch_s[..., layout[:, None], layout[None, :]],
         switch_backward_s=np.swapaxes(switch_s, -1, -2)[..., layout[:, None], layout[None, :]],
         border_forward_s=border[..., layout],

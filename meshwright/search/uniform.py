@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from meshwright.cost.simulate import simulate_many
 from meshwright.search.labels import Floats
-from meshwright.search.problem import StageChoice, StageProblem, price
+from meshwright.search.problem import StageChoice, StageProblem, freed_bytes, price
 from meshwright.spec.strategy import Strategy
 
 
@@ -76,7 +76,12 @@ def _sent(border: Floats, senders: NDArray[np.intp], plain: NDArray[np.intp], co
 
 def _bytes(problem: StageProblem, chosen: Callable[[Floats], Floats], cuts: NDArray[np.intp]) -> Floats:
     """Return [stage, column] bytes; a tied weight held once is not counted in favour."""
-    states, act, transient = (chosen(v) for v in (problem.states_bytes, problem.act_bytes, problem.transient_bytes))
+    states, act, transient, freed = (
+        chosen(v) for v in (problem.states_bytes, problem.act_bytes, problem.transient_bytes, freed_bytes(problem))
+    )
     held = problem.in_flight[:, None].astype(float)
     used: Floats = np.add.reduceat(states, cuts, axis=0) + held * np.add.reduceat(act, cuts, axis=0)
-    return used + np.maximum.reduceat(transient, cuts, axis=0)
+    up_to = np.cumsum(np.where(np.isfinite(freed), freed, 0.0), axis=0)
+    ends = np.append(cuts[1:], len(freed)) - 1
+    stage_of = np.searchsorted(ends, np.arange(len(freed)))
+    return used + np.maximum.reduceat(transient - (up_to[ends][stage_of] - up_to), cuts, axis=0)

@@ -65,7 +65,7 @@ class StagePrediction(Spec):
     """The predicted cost of one rank of a stage, by term.
 
     `peak_bytes` is positional (design: states + activations in flight + what is alive while each
-    layer runs backward); `bound_bytes` is the additive upper bound that the search may use.
+    layer runs backward); `bound_bytes` is the upper bound to which the search keeps: nearly always the peak itself.
     """
 
     micro_batch: MicroBatchSeconds

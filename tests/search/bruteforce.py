@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -39,7 +39,7 @@ def _priced(problem: StageProblem, boundaries: tuple[int, ...], plans: np.ndarra
     f, b, g = np.zeros((3, len(plans), stages))
     excess = np.full((len(plans), stages), 0.0)
     for i in range(stages):
-        transient = np.zeros(len(plans))
+        transient = np.full(len(plans), -np.inf)
         g[:, i] += problem.stage_step_s[i]
         for layer in range(boundaries[i], boundaries[i + 1]):
             s = plans[:, layer]
@@ -47,7 +47,9 @@ def _priced(problem: StageProblem, boundaries: tuple[int, ...], plans: np.ndarra
             b[:, i] += problem.backward_s[layer, s]
             g[:, i] += problem.step_s[layer, s]
             excess[:, i] += problem.states_bytes[layer, s] + problem.in_flight[i] * problem.act_bytes[layer, s]
-            transient = np.maximum(transient, problem.transient_bytes[layer, s])
+            # What this layer frees is gone when those before it run backward.
+            freed = np.zeros(len(plans)) if problem.freed_bytes is None else problem.freed_bytes[layer, s]
+            transient = np.maximum(transient - freed, problem.transient_bytes[layer, s])
             if layer:
                 r = plans[:, layer - 1]
                 sf, sb = problem.switch_forward_s, problem.switch_backward_s
@@ -87,6 +89,24 @@ def slow_simulation(problem: StageProblem, f: np.ndarray, b: np.ndarray, g: np.n
                     start = np.maximum(start, ends[need])
                 free[i] = ends[i, action] = start + (f if action.phase == "forward" else b)[:, i]
     return np.max([free[i] + g[:, i] for i in range(stages)], axis=0)
+
+
+def random_freeing(seed: int) -> StageProblem:
+    """Return a random problem whose layers free something, the last ones too little; mostly few of its plans fit."""
+    problem, rng = random_problem(seed), np.random.default_rng([seed, 1])
+    high = max(4.0, float(problem.states_bytes.max()))
+    kinds = np.unique(problem.states_bytes, axis=0, return_inverse=True)[1].reshape(-1)
+
+    def rows(most: float) -> np.ndarray:
+        return np.floor(rng.uniform(0, most, (kinds.max() + 1, problem.forward_s.shape[1])))[kinds]
+
+    freed = problem.act_bytes if rng.random() < 0.3 else rows(high * float(rng.choice([0.3, 1.0, 2.0])))
+    problem = replace(problem, transient_bytes=rows(high * float(rng.choice([1.0, 3.0]))), freed_bytes=freed)
+    excess = np.concatenate([part.excess[np.isfinite(part.excess)] for part in every_plan(problem)])
+    if rng.random() < 0.3 or not len(excess):
+        return problem
+    more = np.quantile(excess, float(rng.choice([0.01, 0.1, 0.4])))
+    return replace(problem, budget_bytes=problem.budget_bytes + np.floor(more))
 
 
 def random_problem(seed: int) -> StageProblem:

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from meshwright.search import layers
 from meshwright.search.layers import frontier, solve
 
 INSTANCES = sorted(
@@ -17,7 +18,7 @@ INSTANCES = sorted(
 )
 
 
-def random_case(seed: int) -> dict[str, np.ndarray]:
+def random_case(seed: int, *, freed: bool = False) -> dict[str, np.ndarray]:
     """Few layers, integer-valued times in every second case so that sums tie."""
     rng = np.random.default_rng(seed)
     layers, strategies = int(rng.integers(1, 6)), int(rng.integers(1, 5))
@@ -32,6 +33,9 @@ def random_case(seed: int) -> dict[str, np.ndarray]:
         "switch_s": draw(layers, strategies, strategies) if seed % 3 else draw(strategies, strategies),
         "transient_bytes": draw(layers, strategies) * float(rng.integers(0, 3)),
     }
+    if freed:
+        case["transient_bytes"] = draw(layers, strategies) * float(rng.integers(1, 4))
+        case["freed_bytes"] = np.floor(draw(layers, strategies) * float(rng.choice([0.1, 0.5, 1.0, 2.0])))
     if seed % 3 == 2:  # switch costs by layout group
         group = rng.integers(0, 2, strategies)
         case["switch_s"] = draw(2, 2)[np.ix_(group, group)]
@@ -44,11 +48,13 @@ def all_plans(case: dict[str, np.ndarray]) -> list[tuple[float, int, tuple[int, 
     layers, strategies = case["layer_s"].shape
     plans = []
     for plan in itertools.product(range(strategies), repeat=layers):
-        time = memory = transient = 0.0
+        time = memory = transient = gone = 0.0
+        for layer, s in reversed(list(enumerate(plan))):  # backward: what later layers freed is gone
+            transient = max(transient, case["transient_bytes"][layer, s] - gone)
+            gone += case["freed_bytes"][layer, s] if "freed_bytes" in case else 0.0
         for layer, s in enumerate(plan):
             time += case["layer_s"][layer, s]
             memory += case["layer_bytes"][layer, s]
-            transient = max(transient, case["transient_bytes"][layer, s])
             if layer:
                 table = case["switch_s"]
                 time += (table[layer] if table.ndim == 3 else table)[plan[layer - 1], s]
@@ -58,9 +64,10 @@ def all_plans(case: dict[str, np.ndarray]) -> list[tuple[float, int, tuple[int, 
     return plans
 
 
+@pytest.mark.parametrize("freed", [False, True])
 @pytest.mark.parametrize("seed", range(150))
-def test_solve_equals_enumeration_with_its_ties(seed: int) -> None:
-    case = random_case(seed)
+def test_solve_equals_enumeration_with_its_ties(seed: int, *, freed: bool) -> None:
+    case = random_case(seed, freed=freed)
     plans = all_plans(case)
     memories = sorted({plan[3] for plan in plans})
     for budget in [*memories[:: max(1, len(memories) // 4)], -1.0, 1e9]:
@@ -71,7 +78,62 @@ def test_solve_equals_enumeration_with_its_ties(seed: int) -> None:
             continue
         time, _, strategies, memory = min(fitting)
         assert found is not None
-        assert (found.strategies, found.time_s, found.memory_bytes) == (strategies, time, memory)
+        assert (found.strategies, found.time_s) == (strategies, time)
+        assert found.memory_bytes == memory
+
+
+def plain_time(case: dict[str, np.ndarray], budget: float) -> float | None:
+    """Return the least time, from labels (time, bytes, largest moment so far) of the first layers, thinned slowly."""
+    seconds, held, moment, freed, switch = (case[name] for name in CASE)
+    columns = range(seconds.shape[1])
+    labels = [[(seconds[0, s], held[0, s], moment[0, s])] for s in columns]
+    for layer in range(1, len(seconds)):
+        longer = [
+            [
+                (
+                    time + seconds[layer, s] + switch[r, s],
+                    used + held[layer, s],
+                    max(high - freed[layer, s], moment[layer, s]),
+                )
+                for r in columns
+                for time, used, high in labels[r]
+                if used + held[layer, s] <= budget
+            ]
+            for s in columns
+        ]
+        labels = [thinned(some) for some in longer]
+    return min((time for some in labels for time, used, high in some if used + high <= budget), default=None)
+
+
+def thinned(labels: list[tuple[float, float, float]]) -> list[tuple[float, float, float]]:
+    kept: list[tuple[float, float, float]] = []
+    for time, used, high in sorted(labels):
+        if not any(other[1] <= used and other[1] + other[2] <= used + high for other in kept):
+            kept.append((time, used, high))
+    return kept
+
+
+CASE = ("layer_s", "layer_bytes", "transient_bytes", "freed_bytes", "switch_s")
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_peaks_of_more_layers_equal_those_of_a_plain_program(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(seed)
+    count, columns = int(rng.integers(4, 10)), int(rng.integers(2, 5))
+    kinds = [0, *[1] * (count - 2), 2] if seed % 2 else rng.integers(0, 3, count)
+    highs = (60, 40, int(rng.choice([60, 200])), int(rng.choice([5, 20, 60])))
+    tables = [rng.integers(0, high, (3, columns)).astype(float)[kinds] for high in highs]
+    case = dict(zip(CASE, [*tables, rng.integers(0, 30, (columns, columns)).astype(float)], strict=True))
+    if seed % 3 == 0:  # no labels are few
+        for name in ("_FEW_MOVES", "_FEW_PAIRS", "_FEW_LABELS"):
+            monkeypatch.setattr(layers, name, 0)
+    least = case["layer_bytes"].min(axis=1).sum()
+    most = case["layer_bytes"].max(axis=1).sum() + case["transient_bytes"].max()
+    for part in (0.15, 0.4, 0.7):
+        budget = np.floor(least + (most - least) * part)
+        found = solve(**case, budget_bytes=budget)
+        assert (None if found is None else found.time_s) == plain_time(case, budget)
+        assert found is None or found.memory_bytes <= budget
 
 
 @pytest.mark.parametrize("seed", range(40))

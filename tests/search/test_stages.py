@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import pairwise, product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from meshwright.search.bound import Pipe, bound_of
 from meshwright.search.problem import StageProblem, price
 from meshwright.search.shortfall import shortfall
 from meshwright.search.stages import solve, solve_problem
-from tests.search.bruteforce import Plans, every_plan, random_problem
+from tests.search.bruteforce import Plans, every_plan, random_freeing, random_problem
 
 
 def best_time(plans: list[Plans]) -> float:
@@ -50,11 +51,32 @@ def test_equals_enumeration(block: int) -> None:
     assert 20 < sum(fitting) < 60
 
 
-def test_rows_made_little_by_little_prove_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("block", range(10))
+def test_equals_enumeration_where_layers_free_what_they_hold(block: int) -> None:
+    problems = [random_freeing(seed) for seed in range(10_000 + block * 40, 10_040 + block * 40)]
+    fitting = [check(problem, every_plan(problem)) for problem in problems]
+    assert sum(fitting) > 20
+
+
+def test_freeing_lets_better_plans_fit() -> None:
+    """The peaks of the random problems are below the sums with the largest transient, and it matters."""
+    better = 0
+    for seed in range(10_000, 10_200):
+        problem = random_freeing(seed)
+        free, held = (solve_problem(one, time_limit_s=30.0) for one in (problem, replace(problem, freed_bytes=None)))
+        assert held is None or free is not None
+        if free is not None:
+            assert held is None or free.objective_s <= held.objective_s
+            better += held is None or free.objective_s < held.objective_s
+    assert better > 20
+
+
+@pytest.mark.parametrize("random_one", [random_problem, random_freeing])
+def test_rows_made_little_by_little_prove_the_same(random_one: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Small cells are enumerated at once; here they go through limits and tails like large ones."""
     monkeypatch.setattr(rows, "_FEW_PLANS", 0)
     for seed in range(3000, 3150):
-        problem = random_problem(seed)
+        problem = random_one(seed)
         check(problem, every_plan(problem))
 
 
@@ -63,7 +85,7 @@ def test_capped_rows_leave_a_valid_bound(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(rows, "_MAX_LABELS", 3)
     open_gaps = 0
     for seed in range(4000, 4200):
-        problem = random_problem(seed)
+        problem = random_freeing(seed) if seed % 2 else random_problem(seed)
         expected = best_time(every_plan(problem))
         found = solve_problem(problem, time_limit_s=30.0)
         assert (found is None) == (not np.isfinite(expected))
@@ -76,15 +98,15 @@ def test_capped_rows_leave_a_valid_bound(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_partitions_restrict_the_cuts() -> None:
     for seed in range(1000, 1060):
-        problem = random_problem(seed)
+        problem = random_freeing(seed) if seed % 2 else random_problem(seed)
         plans = every_plan(problem)[seed % 3 :: 3]
         if problem.num_stages > 1 and plans:
             check(problem, plans, tuple(part.boundaries for part in plans))
 
 
 def test_shortfall_equals_enumeration() -> None:
-    for seed in range(2000, 2100):
-        problem = random_problem(seed)
+    for seed in range(2000, 2200):
+        problem = random_freeing(seed) if seed % 2 else random_problem(seed)
         plans = every_plan(problem)
         found = shortfall(problem)
         expected = min((part.excess.min(initial=np.inf) for part in plans), default=np.inf)
@@ -135,9 +157,11 @@ def llama_like(stages: int, m: int, **changes: object) -> StageProblem:
     return replace(problem, **changes)
 
 
+@pytest.mark.parametrize("frees", [False, True])
 @pytest.mark.parametrize(("stages", "m"), [(1, 16), (2, 16), (4, 32)])
-def test_larger_problems_keep_their_promises(stages: int, m: int) -> None:
+def test_larger_problems_keep_their_promises(stages: int, m: int, *, frees: bool) -> None:
     problem = llama_like(stages, m)
+    problem = replace(problem, freed_bytes=problem.act_bytes if frees else None)
     found = solve_problem(problem, time_limit_s=1.0)
     assert found is not None
     assert 0 <= found.gap < 0.03
@@ -213,7 +237,8 @@ def test_arrays_in_closed_form_equal_enumeration(seed: int) -> None:
     def draw(*shape: int) -> np.ndarray:
         return rng.integers(0, 5 if seed % 2 else 900, shape).astype(float)
 
-    seconds, once, states, act, transient = (draw(layers, count) for _ in range(5))
+    seconds, once, states, act, transient, freed = (draw(layers, count) for _ in range(6))
+    freed *= seed % 3 > 0
     switch, border = draw(layers, count, count), draw(count, count) * float(rng.integers(0, 2))
     in_flight, budget = np.array([stages - i for i in range(stages)]), draw(stages) + 3 * states.mean() + act.mean()
     best = np.inf
@@ -230,12 +255,13 @@ def test_arrays_in_closed_form_equal_enumeration(seed: int) -> None:
                 c[-1] += border[plan[low - 1], plan[low]] if i else 0.0
                 g.append(sum(once[n, plan[n]] for n in span))
                 held = sum(states[n, plan[n]] + in_flight[i] * act[n, plan[n]] for n in span)
-                fits &= held + max(transient[n, plan[n]] for n in span) <= budget[i]
+                moments = [transient[n, plan[n]] - sum(freed[j, plan[j]] for j in span if j > n) for n in span]
+                fits &= held + max(moments) <= budget[i]
             if fits:
                 best = min(best, sum(c) + (m - 1) * max(c) + max(g))
     found = solve(
         layer_s=seconds, step_s=once, states_bytes=states, act_bytes=act, transient_bytes=transient, switch_s=switch,
-        border_s=border, in_flight=in_flight, budget_bytes=budget, num_micro_batches=m,
+        border_s=border, in_flight=in_flight, budget_bytes=budget, num_micro_batches=m, freed_bytes=freed,
     )  # fmt: skip
     assert (found is None) == (not np.isfinite(best))
     if found is not None:

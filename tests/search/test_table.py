@@ -73,6 +73,9 @@ def test_any_plan_costs_what_predict_says(name: str, stages: int, schedule: Sche
         priced, predicted = price(problem, bounds, tuple(chosen)), predict(plan)
         assert priced.objective_s == pytest.approx(predicted.step_s, rel=1e-12)
         assert priced.stage_bytes == tuple(stage.bound_bytes for stage in predicted.stages)
+        if not (spec.tied_embedding and stages == 1):
+            for stage in predicted.stages:
+                assert stage.bound_bytes == stage.peak_bytes or stage.in_flight == 4  # all: gradients come meanwhile
         for index, stage in enumerate(predicted.stages):
             assert priced.stage_forward_s[index] == pytest.approx(stage.micro_batch.forward.total_s, rel=1e-12)
             assert priced.stage_backward_s[index] == pytest.approx(stage.micro_batch.backward.total_s, rel=1e-12)
@@ -88,7 +91,7 @@ def test_what_is_illegal_is_infinite(samples: int):
     for layer, row in zip(spec.layers, problem.forward_s, strict=True):
         legal = [why_illegal(layer, strategy, samples) is None for strategy in candidates]
         assert np.isfinite(row).tolist() == legal
-    for name in ("backward_s", "step_s", "states_bytes", "act_bytes", "transient_bytes"):
+    for name in ("backward_s", "step_s", "states_bytes", "act_bytes", "transient_bytes", "freed_bytes"):
         assert (np.isfinite(getattr(problem, name)) == np.isfinite(problem.forward_s)).all(), name
 
 
@@ -100,3 +103,16 @@ def test_equal_layers_have_equal_rows_and_the_budget_is_everywhere():
     assert problem.budget_bytes.tolist() == [given.budget_bytes] * 2
     assert problem.in_flight.tolist() == [2, 1]
     assert problem.tied
+
+
+def test_activations_are_freed_where_gradients_do_not_come_meanwhile():
+    for schedule, micro_batches, frees in (("1f1b", 4, True), ("1f1b", 1, False), ("gpipe", 4, False)):
+        given = setting(
+            model("tiny-llama"), "8xcpu", stages=2, micro_batches=micro_batches, samples=8, schedule=schedule
+        )
+        problem = build_problem(given, strategies(SPACES["base"], 4))
+        if not frees:
+            assert problem.freed_bytes is None
+            continue
+        assert problem.freed_bytes is not None
+        assert (problem.freed_bytes == problem.act_bytes).all()
