@@ -207,15 +207,20 @@ class Table:
 
         The last column along lam is the least memory. Shorter chains are made first and shared.
         """
-        if key in self._chains:
-            return self._chains[key]
-        chain = self._link(stage, start, tied, is_last=end - 1 == start)
-        if end - 1 > start:
-            shorter_tied = tied if end == self.last_layer + 1 else -1
-            shorter = self._chain(stage, start + 1, end, shorter_tied, (stage, shorter_tied, *key[3:]))
-            chain = chain + (self._moves(stage, start + 1) + shorter[:, :, None, :]).min(axis=3)
-        self._chains[key] = chain
-        return chain
+        classes = key[2:]
+        last_tied = tied if end == self.last_layer + 1 else -1
+        first = start
+        keys = {start: key}
+        while keys[first] not in self._chains and first < end - 1:
+            first += 1
+            keys[first] = (stage, last_tied, *classes[first - start :])
+        if keys[first] not in self._chains:
+            self._chains[keys[first]] = self._link(stage, first, tied if first == start else last_tied, is_last=True)
+        for layer in range(first - 1, start - 1, -1):
+            link = self._link(stage, layer, tied if layer == start else last_tied, is_last=False)
+            moved = self._moves(stage, layer + 1) + self._chains[keys[layer + 1]][:, :, None, :]
+            self._chains[keys[layer]] = link + moved.min(axis=3)
+        return self._chains[key]
 
     def _link(self, stage: int, layer: int, tied: int, *, is_last: bool) -> Floats:
         """Return a chain of one layer; the last one of a stage also sends."""
