@@ -24,7 +24,9 @@ _FEW = 3
 
 
 def calibrate(
-    runs: Annotated[list[Path], typer.Argument(help="Folders of runs: what train --out wrote, with plan and metrics.")],
+    runs: Annotated[
+        list[Path], typer.Argument(help="Folders of runs: what train --run-dir names, with plan and metrics.")
+    ],
     output: Annotated[Path, typer.Option("-o", "--output", help="Write the factors to this file.")],
     json: JsonFlag = False,
 ) -> None:

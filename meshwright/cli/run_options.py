@@ -32,7 +32,7 @@ VirtualStagesOption = Annotated[int, typer.Option(min=1, help="Model chunks a de
 SequenceParallelOption = Annotated[bool, typer.Option(help="Megatron's sequence parallelism (priced only).")]
 GranularityOption = Annotated[
     Literal["full", "selective", "operators"] | None,
-    typer.Option(help="What --recompute recomputes: full layers, attention cores (selective), or by operator."),
+    typer.Option(help="Recompute full layers (as --recompute does), attention cores (selective), or by operator."),
 ]
 AttentionOption = Annotated[
     Literal["flash2", "flash1", "unfused"] | None, typer.Option(help="Attention kernel (default: the framework's).")

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from meshwright.spec.base import PositiveFloat, PositiveInt, Spec
+from pydantic import Field
+
+from meshwright.spec.base import PositiveInt, Spec
+
+# Beyond it the runs are not what was predicted.
+Factor = Annotated[float, Field(ge=0.1, le=10)]
+Spread = Annotated[float, Field(ge=0, le=1e3)]
 
 
 class Calibration(Spec):
@@ -17,8 +23,8 @@ class Calibration(Spec):
     schema_version: Literal[1] = 1
     device: str
     num_runs: PositiveInt
-    compute_factor: PositiveFloat
-    communication_factor: PositiveFloat
-    memory_factor: PositiveFloat
-    time_spread_share: float
-    memory_spread_share: float
+    compute_factor: Factor
+    communication_factor: Factor
+    memory_factor: Factor
+    time_spread_share: Spread
+    memory_spread_share: Spread

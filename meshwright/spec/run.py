@@ -15,7 +15,7 @@ from pydantic import Field, model_validator
 from meshwright.spec.base import LONGEST_SEQ, PositiveFloat, PositiveInt, Spec
 from meshwright.spec.cluster import ClusterSpec
 from meshwright.spec.job import BatchSize
-from meshwright.spec.model import ModelSpec
+from meshwright.spec.model import BlockLayer, ModelSpec
 
 FrameworkName = Literal["meshwright", "megatron", "megatron-deepspeed", "deepspeed", "fsdp", "torchtitan", "internevo"]
 MemoryKind = Literal["allocated", "reserved", "device"]
@@ -103,19 +103,37 @@ class RunSpec(Spec):
                 f"global_batch_size ({self.global_batch_size}) must be a multiple of dp x micro_batch_size "
                 f"({self.dp} x {self.micro_batch_size})"
             )
+        self._check_sequence()
+        self._check_sharing()
+        self._check_stages()
+        return self
+
+    def _check_sequence(self) -> None:
         if self.sequence_parallel and self.tp == 1:
             raise ValueError("sequence_parallel needs tp >= 2")
-        if (self.dp * self.cp) % self.ep:
-            raise ValueError(f"ep ({self.ep}) must divide dp x cp ({self.dp * self.cp})")
-        if self.shard_ranks is not None and (self.dp * self.cp) % self.shard_ranks:
-            raise ValueError(f"shard_ranks ({self.shard_ranks}) must divide dp x cp ({self.dp * self.cp})")
-        if self.virtual_stages > 1 and self.pp == 1:
-            raise ValueError("virtual_stages above 1 need pp >= 2")
+        parts = self.cp * (self.tp if self.sequence_parallel else 1)
+        if self.seq_len % parts:
+            raise ValueError(f"seq_len ({self.seq_len}) must be a multiple of {parts}, the ranks that split it")
+
+    def _check_sharing(self) -> None:
+        ranks = self.dp * self.cp
+        if ranks % self.ep:
+            raise ValueError(f"ep ({self.ep}) must divide dp x cp ({ranks})")
+        blocks = (group.layer for group in self.model.groups if isinstance(group.layer, BlockLayer))
+        if self.ep > 1 and all(block.mlp.experts is None for block in blocks):
+            raise ValueError(f"ep ({self.ep}) splits experts, but {self.model.name} has none")
+        if self.shard_ranks is not None and ranks % self.shard_ranks:
+            raise ValueError(f"shard_ranks ({self.shard_ranks}) must divide dp x cp ({ranks})")
+        if self.shard_ranks not in (None, 1) and self.zero_stage == 0:
+            raise ValueError(f"shard_ranks ({self.shard_ranks}) needs zero_stage 1, 2 or 3")
+
+    def _check_stages(self) -> None:
+        if self.virtual_stages > 1 and (self.pp == 1 or self.schedule == "gpipe"):
+            raise ValueError("virtual_stages above 1 need pp >= 2 and schedule 1f1b")
         if self.pp * self.virtual_stages > self.model.num_blocks:
             raise ValueError(
                 f"pp x virtual_stages ({self.pp * self.virtual_stages}) is more than {self.model.num_blocks} blocks"
             )
-        return self
 
     @property
     def dp(self) -> int:
