@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -9,7 +11,26 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from meshwright.cli.run_options import PricedRun, RunOptions, make_run, price_run
+from meshwright.cli.common import JsonFlag
+from meshwright.cli.options import CalibrationOption, ConfidenceOption
+from meshwright.cli.run_options import (
+    AttentionOption,
+    CpOption,
+    DropoutOption,
+    EpOption,
+    Fp8Option,
+    FrameworkOption,
+    GranularityOption,
+    LossOption,
+    MicroBatchSizeOption,
+    OperatorsOption,
+    PricedRun,
+    RunOptions,
+    SequenceParallelOption,
+    VirtualStagesOption,
+    make_run,
+    price_run,
+)
 from meshwright.cost.predict import predict as price
 from meshwright.errors import UserError
 from meshwright.search.planner import calibrated, load_plan, make_budget
@@ -57,6 +78,53 @@ class Described:
 
     plan: Plan | None = None
     run: PricedRun | None = None
+
+
+def about_a_run(answer: Callable[[Described, bool], None]) -> Callable[..., None]:
+    """Return `answer`, which is told what was described and whether JSON is wanted, as a command with its options."""
+
+    def command(**given: Any) -> None:
+        answer(described(answer.__name__, given), given["json"])
+
+    command.__name__, command.__doc__ = answer.__name__, answer.__doc__
+    signature = inspect.signature(_options, eval_str=True)
+    command.__signature__ = signature  # pyright: ignore[reportFunctionMemberAccess] what typer looks at
+    command.__annotations__ = {name: one.annotation for name, one in signature.parameters.items()}
+    return command
+
+
+def _options(
+    plan: PlanArgument = None,
+    model: ModelOption = None,
+    cluster: ClusterOption = None,
+    global_batch: BatchOption = None,
+    seq_len: SeqLenOption = None,
+    tp: TpOption = 1,
+    pp: PpOption = 1,
+    zero_stage: ZeroOption = 0,
+    dp_shard: ShardOption = None,
+    recompute: RecomputeOption = False,
+    micro_batches: MicroBatchesOption = None,
+    micro_batch_size: MicroBatchSizeOption = None,
+    schedule: ScheduleOption = "1f1b",
+    dtype: DtypeOption = "bf16",
+    memory: MemoryOption = None,
+    memory_confidence: ConfidenceOption = None,
+    calibration: CalibrationOption = None,
+    framework: FrameworkOption = "meshwright",
+    cp: CpOption = 1,
+    ep: EpOption = 1,
+    virtual_stages: VirtualStagesOption = 1,
+    sequence_parallel: SequenceParallelOption = False,
+    recompute_granularity: GranularityOption = None,
+    dropout: DropoutOption = False,
+    attention: AttentionOption = None,
+    loss: LossOption = None,
+    operators: OperatorsOption = None,
+    fp8: Fp8Option = "none",
+    json: JsonFlag = False,
+) -> None:
+    """Take the options of every command about one run."""
 
 
 def described(command: str, given: dict[str, Any]) -> Described:
