@@ -21,6 +21,7 @@ _T = TypeVar("_T")
 FAR = 1 << 60  # "not allowed"; every real sum stays below LIMIT, so FAR + FAR does not overflow
 LIMIT = float(1 << 59)
 LARGEST_KEY = 1 << 62
+SLACK = 1e-12  # relative; floats bound, integers decide
 _FEW = 32
 _FEW_STRATEGIES = 32
 _MANY_GROUPS, _NEAR = 128, 10_000
@@ -51,15 +52,10 @@ def pareto(group: NDArray[np.intp], time: Ints, memory: Ints) -> NDArray[np.intp
     if not len(time):
         return np.zeros(0, np.intp)
     order = np.lexsort((time, memory, group))
-    least, last = int(time.min()), int(group.max())
-    rank, size = time[order] - least, int(time.max()) - least + 1
-    if size * (last + 1) > LARGEST_KEY:
-        rank, size = np.unique(rank, return_inverse=True)[1].reshape(-1), len(time)
-    # Later groups get smaller keys, so that the running minimum starts afresh with each group.
-    key = (last - group[order]) * size + rank
-    lowest = np.minimum.accumulate(key)
-    keep = np.ones(len(order), bool)
-    keep[1:] = key[1:] < lowest[:-1]
+    group, rank = group[order], time[order] - time.min()
+    keep = _lowest_so_far(group, rank, -1)
+    if keep is None:
+        keep = present(_lowest_so_far(group, np.unique(rank, return_inverse=True)[1].reshape(-1), -1))
     return order[keep]
 
 
@@ -68,19 +64,26 @@ def near_best(group: NDArray[np.intp], time: Ints, memory: Ints, slack: int) -> 
     if len(time) <= 1:
         return np.arange(len(time))
     order = np.lexsort((time, memory, group))
-    rank = time[order] - time.min()
-    # Later groups get smaller keys, so that the running minimum starts afresh with each group.
-    size = int(rank.max()) + 1 + slack
-    last = int(group.max())
+    group, rank = group[order], time[order] - time.min()
+    keep = _lowest_so_far(group, rank, slack)
+    if keep is None:
+        keep = _lowest_so_far(np.unique(group, return_inverse=True)[1].reshape(-1), rank, slack)
+    return np.arange(len(time)) if keep is None else np.sort(order[keep])
+
+
+def _lowest_so_far(group: NDArray[np.intp], rank: Ints, slack: int) -> NDArray[np.bool_] | None:
+    """Return, of labels by rising group, which are within `slack` (-1: below) of the least before them in theirs.
+
+    None: their numbers are too large to tell.
+    """
+    size, last = int(rank.max()) + 1 + max(0, slack), int(group[-1])
     if size * (last + 1) > LARGEST_KEY:
-        number, group = np.unique(group, return_inverse=True)
-        last = len(number) - 1
-        if size * (last + 1) > LARGEST_KEY:
-            return np.arange(len(time))
-    key = (last - group[order]) * size + rank
-    keep = np.ones(len(order), bool)
+        return None
+    # Later groups get smaller keys, so that the running minimum starts afresh with each group.
+    key = (last - group) * size + rank
+    keep = np.ones(len(key), bool)
     keep[1:] = key[1:] <= np.minimum.accumulate(key)[:-1] + slack
-    return np.sort(order[keep])
+    return keep
 
 
 def pareto_rows(values: NDArray[Any], group: NDArray[np.intp] | None = None) -> NDArray[np.intp]:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.search.labels import FAR, Floats, Ints, Switch, group_switch
+from meshwright.search.labels import FAR, SLACK, Floats, Ints, Switch, group_switch
 from meshwright.search.layers import (
     OutOfTime,
     least_multiplier,
@@ -29,7 +29,6 @@ from meshwright.search.relaxation import LayerProblem, plan_sums
 Plan = tuple[tuple[int, ...], tuple[int, ...]]  # boundaries, strategies
 _FACTORS = (0.0, 0.25, 0.5, 0.7, 0.85, 1.0, 1.15, 1.35, 1.8, 3.0)  # around the multiplier of the ends left free
 _BANDS = 100
-_SLACK = 1e-12  # relative; floats bound, integers decide
 
 
 @dataclass(kw_only=True)
@@ -163,10 +162,10 @@ def _parts(exact: Exact, free: LayerProblem) -> Iterator[_Part]:
         links = [_Links(exact, free, high, weights) for weights in _weights(multiplier)]
         room = (free.budget + saving - np.maximum(ends, low)).astype(float)
         bounds = np.full(len(ties), -np.inf)
-        fits = links[0].through(ties) <= room + np.abs(room) * _SLACK + 1
+        fits = links[0].through(ties) <= room + np.abs(room) * SLACK + 1
         for link in links[1:]:
             value = np.where(fits, link.through(ties), 0.0) - link.weights[1] * room
-            bounds = np.maximum(bounds, value - (np.abs(value) + link.weights[1] * np.abs(room)) * _SLACK - 1)
+            bounds = np.maximum(bounds, value - (np.abs(value) + link.weights[1] * np.abs(room)) * SLACK - 1)
         for tied, bound in zip(ties[fits].tolist(), np.floor(bounds[fits]).astype(np.int64).tolist(), strict=True):
             yield _Part(tied=tied, low=low, high=high, bound=bound)
 

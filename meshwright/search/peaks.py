@@ -29,9 +29,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.search.labels import FAR, LARGEST_KEY, Floats, Ints, near_best, pareto, pareto_rows
-
-SHAVE = 1e-12  # relative; floats bound, integers decide
+from meshwright.search.labels import FAR, LARGEST_KEY, SLACK, Floats, Ints, near_best, pareto, pareto_rows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +49,7 @@ class Peaks:
         """Return [layer, strategy] what adds up to no more than any peak; `weights` of layers add up to 1."""
         before = (np.cumsum(weights) - weights)[:, None]
         seen = weights[:, None] * self.transient - before * self.freed
-        return self.memory + np.floor(seen - SHAVE * np.abs(seen)).astype(np.int64)
+        return self.memory + np.floor(seen - SLACK * np.abs(seen)).astype(np.int64)
 
     def put_before(self, layer: int, choice: NDArray[np.intp], peak: Ints, base: Ints) -> tuple[Ints, Ints]:
         """Return P and b of labels with a choice of `layer` put before them, all broadcast."""

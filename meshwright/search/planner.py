@@ -17,13 +17,12 @@ from meshwright.spec.base import Dtype
 from meshwright.spec.calibration import Calibration
 from meshwright.spec.cluster import ClusterSpec
 from meshwright.spec.job import AdamW, Budget, JobSpec, parse_batch
+from meshwright.spec.memory import USUAL_CONFIDENCE
 from meshwright.spec.model import ModelSpec
 from meshwright.spec.plan import Plan
 from meshwright.spec.profile import Profile
 from meshwright.spec.schedule import ScheduleName
 from meshwright.units import parse_bytes, show_bytes
-
-_USUAL_CONFIDENCE = 0.95
 
 
 def plan(  # noqa: PLR0913 all but two by keyword, as on the command line
@@ -164,7 +163,7 @@ def make_budget(
     if confidence is not None and reserved_bytes is not None:
         raise UserError("memory-confidence: says what to hold back, and so does reserve; give one of them")
     if memory_bytes is None and reserved_bytes is None and not is_measured:
-        confidence = _USUAL_CONFIDENCE if confidence is None else confidence
+        confidence = USUAL_CONFIDENCE if confidence is None else confidence
     memory_bytes = available if memory_bytes is None else memory_bytes
     if confidence is not None:
         reserved_bytes = margin_of(memory_bytes, cluster, confidence)

@@ -13,10 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.search.labels import FAR, Floats, Ints, Switch
+from meshwright.search.labels import FAR, SLACK, Floats, Ints, Switch
 from meshwright.search.peaks import Peaks
 
-SLACK = 1e-12  # relative; floats bound, integers decide
 _GRID = 5.0 ** np.arange(-4.0, 5.0)  # multipliers of memory, around what layers trade on the whole
 _FAR_GRID = 4.0 ** np.arange(6.0)  # beyond it
 _BETWEEN = (0.0, 0.5, 1.0)  # from the multiplier below the best to the best, and on to the one above

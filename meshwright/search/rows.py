@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.search.bound import H0, H1, H2, B, C, F, G, Pipe, exact_values, slopes
-from meshwright.search.labels import FAR, Floats, Ints, Switch, pareto_rows, present
+from meshwright.search.labels import FAR, SLACK, Floats, Ints, Switch, pareto_rows, present
 from meshwright.search.layers import solve_fitting
 from meshwright.search.peaks import Peaks
 from meshwright.search.problem import Exact
@@ -35,7 +35,6 @@ _MAX_LABELS = 6_000  # labels after dominance
 _FACETS = 8
 _FEW_PLANS = 20_000  # so many choices are enumerated at once
 _GRID = np.concatenate([[0.0], 2.0 ** np.arange(-6, 5.0)])  # multipliers, in units of time spread / memory spread
-_SHAVE = 1e-12  # relative; floats bound, integers decide
 
 
 class TooManyLabels(Exception):
@@ -258,14 +257,14 @@ class Table:
         if largest >= FAR:
             return None
         room = exact.budget[stage] - largest
-        if chain[0, -1].min() > room + _SHAVE * abs(room):
+        if chain[0, -1].min() > room + SLACK * abs(room):
             return None
         sums = chain[:, :-1]
         if start > 0:
             cheapest = self.received(start).min(axis=1).astype(float)  # [2, layout]
             sums = sums + (weights[:, :2] @ cheapest)[:, None, :]
         floors = (sums.min(axis=2) - self._grid(stage) * float(room)).max(axis=1)
-        tail = np.floor(floors - np.abs(floors) * _SHAVE).astype(np.int64) + weights[:, 2] * self.once(stage, tied)
+        tail = np.floor(floors - np.abs(floors) * SLACK).astype(np.int64) + weights[:, 2] * self.once(stage, tied)
         tail[C] = max(int(tail[C]), int(tail[F] + tail[B]))
         _raise_columns(self.pipe, stage, tail)
         key = C if stage else H1
@@ -459,7 +458,7 @@ class Table:
             total = (key + before.value[:-1, at, chosen]) + before.multipliers[:, None] * (memory - room)
             if at == 0:  # what is received is part of the key, but not of the rows
                 total = total + (problem.time[0, chosen] - self._own_key(cell, chosen))
-            shave = _SHAVE * (np.abs(total).max(initial=0) + before.multipliers.max() * abs(room)) + 1
+            shave = SLACK * (np.abs(total).max(initial=0) + before.multipliers.max() * abs(room)) + 1
             within = (total <= limit + shave).all(axis=0)
             fits = memory + before.value[-1, at, chosen] <= room + 1
             complete &= bool(within[fits].all())
