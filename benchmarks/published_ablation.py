@@ -21,10 +21,10 @@ from published_pricing import device_type
 from published_records import FILTERS, Record, chosen, read_records
 from published_statistics import Summary, summarise
 
-from meshwright.cost.run_time import RunSeconds, StageSeconds, run_time
+from meshwright.cost.run_time import STEP_TERMS, RunSeconds, StageSeconds, run_time
 from meshwright.spec.constants import Constants, shipped_constants
 
-STEP_TERMS = ("bubble_s", "p2p_s", "engine_s", "gradients_s", "parameters_s", "optimizer_s", "straggler_s")
+ONCE_TERMS = tuple(name for name in STEP_TERMS if name != "micro_batches_s")
 STAGE_TERMS = tuple(field.name for field in fields(StageSeconds))
 Price = Callable[[Record], float]
 
@@ -49,7 +49,7 @@ def rows() -> Mapping[str, Price]:
     """Return what is tried, by name."""
     shipped = shipped_constants()
     tried: dict[str, Price] = {"nothing": lambda record: seconds_of(record).step_s}
-    for term in (*STAGE_TERMS, *STEP_TERMS):
+    for term in (*STAGE_TERMS, *ONCE_TERMS):
         tried[f"no {term.removesuffix('_s').replace('_', ' ')}"] = lambda record, term=term: without(record, term)
     shares = {"communication hides for nothing (overlap off)": 1.0, "communication hides at no cost": 0.0}
     for name, share in shares.items():
@@ -70,7 +70,7 @@ def ablated(records: list[Record], price: Price) -> Summary:
 def without(record: Record, term: str) -> float:
     """Return the seconds of a step without one of its terms."""
     seconds = seconds_of(record)
-    if term in STEP_TERMS:
+    if term in ONCE_TERMS:
         return seconds.step_s - getattr(seconds, term)
     stages = [replace(stage, **{term: 0.0}) for stage in seconds.stages]
     assert record.run is not None

@@ -16,7 +16,7 @@ from meshwright.report.run import moments_table, run_line, software_line, stage_
 from meshwright.spec import library
 from meshwright.spec.accuracy import known_errors
 from meshwright.spec.frameworks import default_software
-from meshwright.spec.memory import margin_bytes
+from meshwright.spec.memory import USUAL_CONFIDENCE, margin_bytes
 from meshwright.spec.run import FrameworkName, RunSpec
 from meshwright.units import show_bytes, show_percent, show_seconds
 
@@ -50,7 +50,6 @@ DropoutOption = Annotated[bool, typer.Option(help="The model trains with dropout
 _RECOMPUTE: dict[str, Literal["full", "attention", "operators"]] = {
     "full": "full", "selective": "attention", "operators": "operators",
 }  # fmt: skip
-_USUAL_CONFIDENCE = 0.95
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,7 +126,7 @@ class PricedRun:
             "step_s": self.seconds.step_s,
             "tokens_per_s": self.seconds.tokens_per_s,
             "mfu": self.seconds.mfu,
-            "terms_s": step_terms(self.seconds),
+            "terms_s": self.seconds.terms_s,
             "stages_s": [asdict(stage) for stage in self.seconds.stages],
             "peak_bytes": self.memory.peak_bytes,
             "margin_bytes": self.margin_bytes,
@@ -154,7 +153,7 @@ def price_run(run: RunSpec, memory_bytes: int | None, confidence: float | None) 
         seconds=run_time(run),
         memory=memory,
         memory_bytes=available if memory_bytes is None else memory_bytes,
-        margin_bytes=margin_bytes(memory.peak_bytes, "device", run.framework, confidence or _USUAL_CONFIDENCE),
+        margin_bytes=margin_bytes(memory.peak_bytes, "device", run.framework, confidence or USUAL_CONFIDENCE),
     )
 
 
@@ -176,7 +175,7 @@ def run_views(priced: PricedRun) -> list[RenderableType]:
         software_line(run),
         price,
         _error_line(run),
-        step_seconds_table(step_terms(seconds)),
+        step_seconds_table(seconds.terms_s),
         stage_seconds_table([asdict(stage) for stage in seconds.stages]),
         moments_table(moments),
         verdict(priced),
@@ -193,13 +192,6 @@ def verdict(priced: PricedRun) -> str:
         f"{show_bytes(priced.memory_bytes)} there: "
         + (f"fits, {show_bytes(left)} left" if priced.fits else f"DOES NOT FIT, {show_bytes(-left)} short")
     )
-
-
-def step_terms(seconds: RunSeconds) -> dict[str, float]:
-    """Return the terms that add up to a step."""
-    names = ("micro_batches_s", "bubble_s", "p2p_s", "engine_s", "gradients_s", "parameters_s", "optimizer_s",
-             "straggler_s")  # fmt: skip
-    return {name: getattr(seconds, name) for name in names}
 
 
 def moment_terms(moment: MomentBytes) -> dict[str, float]:

@@ -14,14 +14,13 @@ from statistics import median
 import numpy as np
 
 from meshwright.errors import UserError
-from meshwright.spec.calibration import Calibration
+from meshwright.spec.calibration import MOST_FACTOR, Calibration
 from meshwright.spec.cluster import ClusterSpec, DeviceSpec, LinkSpec
 from meshwright.spec.job import Budget
 from meshwright.spec.plan import Plan, Prediction
 from meshwright.spec.profile import LayerSample
 
 _ENOUGH_RUNS = 6
-_MOST_FACTOR = 10.0  # beyond it the runs are not what was predicted
 _LEAST_SPREAD_OF_SHARES = 0.05
 
 
@@ -45,7 +44,7 @@ def calibrate(runs: list[RunMeasured]) -> Calibration:
     compute, communication = _two_factors(runs, predicted) or (median(ratios), median(ratios))
     memory = median(bytes_ratios)
     for what, factor in (("step", compute), ("step", communication), ("peak memory", memory)):
-        if not 1 / _MOST_FACTOR <= factor <= _MOST_FACTOR:
+        if not 1 / MOST_FACTOR <= factor <= MOST_FACTOR:
             raise UserError(f"runs: the {what} measured is {factor:.3g} times the one predicted; is it the same plan?")
     fitted = [
         (compute * _compute_s(one) + communication * (one.step_s - _compute_s(one))) / run.step_s

@@ -214,8 +214,6 @@ def micro_batches_in_flight(run: RunSpec, index: int) -> float:
     num, virtual = run.num_micro_batches, run.virtual_stages
     if virtual == 1:
         return in_flight(run.schedule, run.pp, num, index)
-    if run.schedule == "gpipe":
-        return num
     return min((2 * (run.pp - index - 1) + (virtual - 1) * run.pp + 1) / virtual, num)
 
 

@@ -85,8 +85,13 @@ class RunSeconds:
     ideal_s: float
 
     @property
+    def terms_s(self) -> dict[str, float]:
+        """The terms that add up to a step."""
+        return {name: getattr(self, name) for name in STEP_TERMS}
+
+    @property
     def step_s(self) -> float:
-        return sum(getattr(self, name) for name in _STEP_TERMS)
+        return sum(getattr(self, name) for name in STEP_TERMS)
 
     @property
     def tokens_per_s(self) -> float:
@@ -98,7 +103,7 @@ class RunSeconds:
         return self.ideal_s / self.step_s
 
 
-_STEP_TERMS = tuple(
+STEP_TERMS = tuple(
     name for name in (field.name for field in fields(RunSeconds)) if name not in ("stages", "num_tokens", "ideal_s")
 )
 

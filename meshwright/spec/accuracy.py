@@ -6,13 +6,13 @@ Errors are |predicted / measured - 1| with the constants fitted without the runs
 from __future__ import annotations
 
 from functools import cache
-from importlib import resources
 
-from meshwright.files import from_data, read_data
+from meshwright.files import from_data
 from meshwright.spec.base import NonNegativeFloat, PositiveInt, Spec
 from meshwright.spec.constants import shipped_constants
 from meshwright.spec.model import BlockLayer
 from meshwright.spec.run import FrameworkName, RunSpec
+from meshwright.spec.shipped import read_shipped, shipped
 
 
 class Errors(Spec):
@@ -44,6 +44,4 @@ def known_errors(run: RunSpec) -> Errors | None:
 @cache
 def shipped_errors() -> tuple[Errors, ...]:
     """Return the errors that the package ships."""
-    file = resources.files("meshwright.spec").joinpath("data", "accuracy.yaml")
-    with resources.as_file(file) as path:
-        return from_data(_Known, read_data(path), where="accuracy.yaml").errors
+    return from_data(_Known, read_shipped(shipped("accuracy.yaml")), where="accuracy.yaml").errors

@@ -8,8 +8,8 @@ from pydantic import Field
 
 from meshwright.spec.base import PositiveInt, Spec
 
-# Beyond it the runs are not what was predicted.
-Factor = Annotated[float, Field(ge=0.1, le=10)]
+MOST_FACTOR = 10.0  # beyond it, either way, the runs are not what was predicted
+Factor = Annotated[float, Field(ge=1 / MOST_FACTOR, le=MOST_FACTOR)]
 Spread = Annotated[float, Field(ge=0, le=1e3)]
 
 

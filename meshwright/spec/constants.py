@@ -8,14 +8,14 @@ the efficiencies of its own spec.
 from __future__ import annotations
 
 from functools import cache
-from importlib import resources
 from typing import Annotated
 
 from pydantic import Field
 
-from meshwright.files import from_data, read_data
+from meshwright.files import from_data
 from meshwright.spec.base import NonNegativeFloat, PositiveFloat, Spec
 from meshwright.spec.cluster import DeviceSpec
+from meshwright.spec.shipped import read_shipped, shipped
 
 # Batched products of one head's scores are far smaller than weight products; fitted on two types of device.
 _UNFUSED_OVER_MATMUL = 0.4
@@ -102,6 +102,4 @@ def _of_datasheet(device: DeviceSpec) -> DeviceConstants:
 @cache
 def shipped_constants() -> Constants:
     """Return the constants that the package ships."""
-    file = resources.files("meshwright.spec").joinpath("data", "constants.yaml")
-    with resources.as_file(file) as path:
-        return from_data(Constants, read_data(path), where="constants.yaml")
+    return from_data(Constants, read_shipped(shipped("constants.yaml")), where="constants.yaml")

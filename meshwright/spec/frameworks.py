@@ -7,12 +7,12 @@ and `held`.
 from __future__ import annotations
 
 from functools import cache
-from importlib import resources
 from typing import Literal
 
-from meshwright.files import from_data, read_data
+from meshwright.files import from_data
 from meshwright.spec.base import NonNegativeFloat, NonNegativeInt, Spec
 from meshwright.spec.run import FrameworkName, HeldBytes, RunSpec, Software
+from meshwright.spec.shipped import read_shipped, shipped
 
 Loss = Literal["eager", "compiled", "vocab_parallel", "fused"]
 
@@ -74,7 +74,5 @@ def held_of(run: RunSpec) -> HeldBytes:
 
 @cache
 def _frameworks() -> dict[FrameworkName, Framework]:
-    file = resources.files("meshwright.spec").joinpath("data", "frameworks.yaml")
-    with resources.as_file(file) as path:
-        data = read_data(path)
+    data = read_shipped(shipped("frameworks.yaml"))
     return {name: from_data(Framework, entry, where=f"frameworks.yaml: {name}") for name, entry in data.items()}

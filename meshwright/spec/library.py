@@ -9,10 +9,7 @@ from __future__ import annotations
 import difflib
 import re
 from functools import cache
-from importlib import resources
-from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import Any
 
 from meshwright.errors import UserError
 from meshwright.files import from_data, is_folder, read_data, shorten
@@ -21,6 +18,7 @@ from meshwright.spec.cluster import ClusterSpec, DeviceSpec, LinkSpec
 from meshwright.spec.constants import shipped_constants
 from meshwright.spec.families import READERS, model_from_config, model_from_file
 from meshwright.spec.model import ModelSpec
+from meshwright.spec.shipped import read_shipped, shipped
 
 _CLUSTER_TEXT = re.compile(r"(?:(?P<nodes>[0-9]{1,9})\s*x\s*)?(?P<devices>[0-9]{1,9})\s*x\s*(?P<kind>[A-Za-z][\w.-]*)")
 _FILE_ENDINGS = (".json", ".yaml", ".yml")
@@ -39,7 +37,7 @@ class DeviceEntry(Spec):
 @cache
 def model_names() -> tuple[str, ...]:
     """Return the names of the shipped models."""
-    names = (file.name.removesuffix(".json") for file in _data("models").iterdir() if file.name.endswith(".json"))
+    names = (file.name.removesuffix(".json") for file in shipped("models").iterdir() if file.name.endswith(".json"))
     return tuple(sorted(names))
 
 
@@ -118,7 +116,7 @@ def _device_entry(kind: str) -> DeviceEntry:
 
 @cache
 def _devices() -> dict[str, DeviceEntry]:
-    data = _read(_data("devices.yaml"))
+    data = read_shipped(shipped("devices.yaml"))
     for name, entry in data.items():
         entry["device"]["name"] = name
     return {name: from_data(DeviceEntry, entry, where=f"devices.yaml: {name}") for name, entry in data.items()}
@@ -144,8 +142,8 @@ def _with_fitted(entry: DeviceEntry) -> DeviceEntry:
 
 @cache
 def _shipped_model(name: str) -> ModelSpec:
-    file = _data("models", f"{name}.json")
-    return model_from_config(_read(file), name=name, where=file.name)
+    file = shipped("models", f"{name}.json")
+    return model_from_config(read_shipped(file), name=name, where=file.name)
 
 
 def _model_from_any_file(path: Path) -> ModelSpec:
@@ -174,12 +172,3 @@ def _looks_like_file(text: str) -> bool:
         return bool(text) and Path(text).exists()
     except OSError:  # too long for a name
         return False
-
-
-def _data(*names: str) -> Traversable:
-    return resources.files("meshwright.spec").joinpath("data", *names)
-
-
-def _read(file: Traversable) -> Any:
-    with resources.as_file(file) as path:
-        return read_data(path)

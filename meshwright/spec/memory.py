@@ -7,18 +7,19 @@ used above the prediction.
 from __future__ import annotations
 
 from functools import cache
-from importlib import resources
 from itertools import pairwise
 from typing import Annotated
 
 from pydantic import Field
 
 from meshwright.errors import UserError
-from meshwright.files import from_data, read_data
+from meshwright.files import from_data
 from meshwright.spec.base import NonNegativeFloat, NonNegativeInt, PositiveInt, Spec
 from meshwright.spec.run import FrameworkName, MemoryKind
+from meshwright.spec.shipped import read_shipped, shipped
 
 CONFIDENCES = (0.5, 0.75, 0.9, 0.95, 0.99)
+USUAL_CONFIDENCE = 0.95
 
 
 class Excess(Spec):
@@ -49,9 +50,7 @@ class MemoryConstants(Spec):
 @cache
 def shipped_memory() -> MemoryConstants:
     """Return the constants of memory that the package ships."""
-    file = resources.files("meshwright.spec").joinpath("data", "memory.yaml")
-    with resources.as_file(file) as path:
-        return from_data(MemoryConstants, read_data(path), where="memory.yaml")
+    return from_data(MemoryConstants, read_shipped(shipped("memory.yaml")), where="memory.yaml")
 
 
 def margin_bytes(
