@@ -17,16 +17,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from meshwright.spec.model import (
-    AttentionSpec,
     BlockLayer,
     EmbeddingLayer,
-    ExpertsSpec,
     HeadLayer,
-    LatentSpec,
     LayerGroup,
-    MlpSpec,
     ModelSpec,
 )
+from meshwright.spec.parts import AttentionSpec, ExpertsSpec, LatentSpec, MlpSpec
 
 MEGATRON_VOCAB_MULTIPLE = 128  # Megatron-LM's --make-vocab-size-divisible-by, times tp
 _LATENT_NOPE, _LATENT_ROPE, _LATENT_VALUE = 128, 64, 128

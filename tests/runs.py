@@ -6,14 +6,13 @@ from typing import Any
 
 from meshwright.spec.library import cluster
 from meshwright.spec.model import (
-    AttentionSpec,
     BlockLayer,
     EmbeddingLayer,
     HeadLayer,
     LayerGroup,
-    MlpSpec,
     ModelSpec,
 )
+from meshwright.spec.parts import AttentionSpec, MlpSpec
 from meshwright.spec.run import RunSpec
 
 HIDDEN, HEADS, VOCAB = 2048, 16, 51200

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from meshwright.cli.common import JsonFlag
-from meshwright.cli.options import CalibrationOption, ConfidenceOption
+from meshwright.cli.options import CalibrationOption, ConfidenceOption, SeqLenOption, TargetSeqLenOption
 from meshwright.cli.run_options import (
     AttentionOption,
     CpOption,
@@ -39,6 +39,7 @@ from meshwright.spec import library
 from meshwright.spec.base import divide
 from meshwright.spec.job import JobSpec
 from meshwright.spec.plan import Plan, StagePlan
+from meshwright.spec.sample import sample_lengths
 from meshwright.spec.schedule import ScheduleName
 from meshwright.spec.strategy import Strategy
 from meshwright.units import parse_bytes
@@ -47,7 +48,6 @@ PlanArgument = Annotated[Path | None, typer.Argument(help="A plan file; or descr
 ModelOption = Annotated[str | None, typer.Option(help="Library name, config.json, its folder, or a model file.")]
 ClusterOption = Annotated[str | None, typer.Option(help="[nodes x] devices x kind, or a YAML file.")]
 BatchOption = Annotated[int | None, typer.Option(min=1, help="Samples a step.")]
-SeqLenOption = Annotated[int | None, typer.Option(min=1, help="Tokens a sample.")]
 TpOption = Annotated[int, typer.Option(min=1, help="Tensor-parallel degree.")]
 PpOption = Annotated[int, typer.Option(min=1, help="Number of pipeline stages, as even as the blocks allow.")]
 ZeroOption = Annotated[int, typer.Option(min=0, max=3, help="0 replicates, 1 to 3 shard.")]
@@ -65,7 +65,8 @@ _PRICED_ONLY: dict[str, Any] = {
     "attention": None, "loss": None, "operators": None, "fp8": "none", "dropout": False,
 }  # fmt: skip
 _GIVEN_BY_A_PLAN: dict[str, Any] = {
-    "model": None, "cluster": None, "global_batch": None, "seq_len": None, "memory": None, "dp_shard": None, "tp": 1,
+    "model": None, "cluster": None, "global_batch": None, "seq_len": None, "target_seq_len": None, "memory": None,
+    "dp_shard": None, "tp": 1,
     "pp": 1, "zero_stage": 0, "recompute": False, "micro_batches": None, "micro_batch_size": None,
     "framework": "meshwright", "schedule": "1f1b", "dtype": "bf16", "memory_confidence": None, "calibration": None,
     **_PRICED_ONLY,
@@ -99,6 +100,7 @@ def _options(
     cluster: ClusterOption = None,
     global_batch: BatchOption = None,
     seq_len: SeqLenOption = None,
+    target_seq_len: TargetSeqLenOption = None,
     tp: TpOption = 1,
     pp: PpOption = 1,
     zero_stage: ZeroOption = 0,
@@ -134,7 +136,7 @@ def described(command: str, given: dict[str, Any]) -> Described:
         if changed:
             raise UserError(f"{command}: a plan file says it all; leave out {', '.join(map(_flag, changed))}")
         return Described(plan=_priced_again(load_plan(given["plan"])))
-    missing = [_flag(name) for name in ("model", "cluster", "global_batch", "seq_len") if given[name] is None]
+    missing = [_flag(name) for name in ("model", "cluster", "global_batch") if given[name] is None]
     if missing:
         raise UserError(f"{command}: give a plan file, or also {', '.join(missing)}")
     if given["framework"] == "meshwright":
@@ -203,15 +205,21 @@ def _uniform_plan(given: dict[str, Any]) -> Plan:
     budget = make_budget(cluster, given["memory"], None, given["memory_confidence"])
     if given["calibration"] is not None:
         cluster, budget = calibrated(cluster, budget, given["calibration"])
-    job = JobSpec(global_batch_size=given["global_batch"], seq_len=given["seq_len"], param_dtype=given["dtype"])
-    bounds = even_boundaries(len(model.layers), given["pp"])
+    lengths = sample_lengths(model, given["seq_len"], given["target_seq_len"])
+    job = JobSpec(
+        global_batch_size=given["global_batch"],
+        seq_len=lengths.seq,
+        target_seq_len=lengths.target_seq or None,
+        param_dtype=given["dtype"],
+    )
+    bounds = even_boundaries(len(model.layers), given["pp"], model.merges)
     strategy = _strategy(given, _replicas(given))
     if bounds is None:
         raise UserError(
             f"pp: {given['pp']} stages need at least {given['pp']} blocks, but {model.name} has {model.num_blocks}"
         )
     block = strategy.model_copy(update={"recompute": "full"}) if given["recompute"] else strategy
-    chosen = [strategy, *[block] * model.num_blocks, strategy]
+    chosen = [strategy, *[block] * (len(model.layers) - 2), strategy]
     return Plan(
         model=model,
         cluster=cluster,

@@ -16,7 +16,12 @@ from meshwright.spec.schedule import ScheduleName
 ModelOption = Annotated[str, typer.Option(help="A library name, a config.json, its folder, or a model file.")]
 ClusterOption = Annotated[str, typer.Option(help="[nodes x] devices x kind, such as 2x8xa100-sxm-40g, or a YAML file.")]
 BatchOption = Annotated[str, typer.Option(help="Samples a step: 64, 8..512 or auto.")]
-SeqLenOption = Annotated[int, typer.Option(min=1, help="Tokens a sample.")]
+SeqLenOption = Annotated[
+    int | None, typer.Option(min=1, help="Tokens a sample (default: what is usual for the model, if anything is).")
+]
+TargetSeqLenOption = Annotated[
+    int | None, typer.Option(min=1, help="Tokens of a sample's targets, where a decoder follows an encoder.")
+]
 MemoryOption = Annotated[str | None, typer.Option(help="Memory a device may use, such as 40GB (default: all).")]
 ReserveOption = Annotated[str | None, typer.Option(help="Part of it to hold back, such as 2GiB.")]
 ConfidenceOption = Annotated[

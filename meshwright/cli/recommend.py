@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from meshwright.cli.common import JsonFlag, show_json, show_line, show_view
-from meshwright.cli.options import MemoryOption, SeqLenOption
+from meshwright.cli.options import MemoryOption, SeqLenOption, TargetSeqLenOption
 from meshwright.cli.progress import shown_progress
 from meshwright.errors import UserError
 from meshwright.report.recommend import sizes_table
@@ -22,7 +22,8 @@ def recommend(
     model: Annotated[str, typer.Option(help="A library name, a config.json, its folder, or a model file.")],
     device: Annotated[str, typer.Option(help="A kind of device, such as h100-sxm.")],
     global_batch: Annotated[int, typer.Option(min=1, help="Samples a step.")],
-    seq_len: SeqLenOption,
+    seq_len: SeqLenOption = None,
+    target_seq_len: TargetSeqLenOption = None,
     most_devices: Annotated[int, typer.Option(min=1, max=_MOST_DEVICES, help="The largest cluster to try.")] = 256,
     devices_per_node: Annotated[int, typer.Option(min=1, max=64, help="Devices of a node.")] = 8,
     memory: MemoryOption = None,
@@ -41,6 +42,7 @@ def recommend(
                 device.lower(),
                 global_batch=global_batch,
                 seq_len=seq_len,
+                target_seq_len=target_seq_len,
                 most_devices=most_devices,
                 devices_per_node=devices_per_node,
                 memory=memory,

@@ -18,6 +18,7 @@ from meshwright.spec.accuracy import known_errors
 from meshwright.spec.frameworks import default_software
 from meshwright.spec.memory import USUAL_CONFIDENCE, margin_bytes
 from meshwright.spec.run import FrameworkName, RunSpec
+from meshwright.spec.sample import sample_lengths
 from meshwright.units import show_bytes, show_percent, show_seconds
 
 FrameworkOption = Annotated[
@@ -60,7 +61,7 @@ class RunOptions:
     model: str
     cluster: str
     global_batch: int
-    seq_len: int
+    seq_len: int | None
     micro_batch_size: int
     tp: int = 1
     cp: int = 1
@@ -83,13 +84,14 @@ def make_run(given: RunOptions) -> RunSpec:
     software = default_software(given.framework).model_dump()
     chosen = {"attention": given.attention, "loss": given.loss, "operators": given.operators}
     software |= {name: value for name, value in chosen.items() if value is not None} | {"fp8": given.fp8}
+    model = library.model(given.model)
     return make_spec(
         RunSpec,
-        model=library.model(given.model),
+        model=model,
         cluster=library.cluster(given.cluster),
         framework=given.framework,
         software=software,
-        seq_len=given.seq_len,
+        seq_len=sample_lengths(model, given.seq_len, None).seq,
         global_batch_size=given.global_batch,
         micro_batch_size=given.micro_batch_size,
         tp=given.tp,

@@ -143,7 +143,7 @@ def _why_no_stages(space: Space, model: ModelSpec, num_stages: int) -> str:
     num_layers = len(model.layers)
     if num_stages > num_layers:
         return f"{num_stages} stages need as many layers, but {model.name} has {num_layers}"
-    if space.partition == "even" and even_boundaries(num_layers, num_stages) is None:
+    if space.partition == "even" and even_boundaries(num_layers, num_stages, model.merges) is None:
         return f"{num_stages} even stages need as many blocks, but {model.name} has {model.num_blocks}"
     return ""
 

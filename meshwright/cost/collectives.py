@@ -5,6 +5,9 @@ What the runtime does, per layer and rank:
 * tensor parallel block: an all-reduce of the hidden states after attention and after the MLP in
   forward, one for each of their inputs in backward; recomputation repeats the first of the two
   forward ones (it stops before the second, whose result nothing saves).
+* cross attention is a third part of a block; the source states' gradient, and that of a shared table of relative
+  positions, are all-reduced in backward too.
+* patch embeddings, patch merging and classifiers, which every rank holds whole: nothing.
 * vocabulary-parallel embedding: one all-reduce in forward. Head: a maximum and a sum over the
   vocabulary in the loss, an all-reduce of the hidden states' gradient in backward.
 * ZeRO-3: all-gather of the parameters before forward and before backward of every micro-batch.
@@ -27,9 +30,10 @@ from math import prod
 from typing import Literal
 
 from meshwright.spec.base import dtype_bytes
+from meshwright.spec.flops import num_tokens
 from meshwright.spec.job import JobSpec
 from meshwright.spec.mesh import Axis
-from meshwright.spec.model import BlockLayer, EmbeddingLayer, LayerSpec
+from meshwright.spec.model import BlockLayer, EmbeddingLayer, HeadLayer, LayerSpec, relative_table
 from meshwright.spec.parameters import ParameterSpec
 from meshwright.spec.profile import CollectiveOp
 from meshwright.spec.strategy import Strategy
@@ -101,16 +105,24 @@ def shard_elements(parameter: ParameterSpec, tp: int, num_shards: int, shard_ind
 def _tensor_parallel(layer: LayerSpec, strategy: Strategy, samples: int, job: JobSpec) -> Iterator[Collective]:
     if strategy.tp == 1:
         return
-    tokens = samples * job.seq_len
-    hidden_bytes = tokens * layer.hidden_size * dtype_bytes(job.param_dtype)
+    tokens, param = samples * num_tokens(layer, job.lengths), dtype_bytes(job.param_dtype)
+    hidden_bytes = tokens * layer.hidden_size * param
     recomputed = int(strategy.recompute == "full")
     if isinstance(layer, EmbeddingLayer):
         yield Collective(op="all_reduce", axis="tp", message_bytes=hidden_bytes, phase="forward")
     elif isinstance(layer, BlockLayer):
-        yield Collective(op="all_reduce", axis="tp", message_bytes=hidden_bytes, phase="forward", count=2)
-        yield Collective(op="all_reduce", axis="tp", message_bytes=hidden_bytes, phase="backward", count=2)
-        yield Collective(op="all_reduce", axis="tp", message_bytes=hidden_bytes, phase="recompute", count=recomputed)
-    else:
+        parts = 2 + (layer.cross_attention is not None)
+        again = recomputed * (parts - 1)
+        yield Collective(op="all_reduce", axis="tp", message_bytes=hidden_bytes, phase="forward", count=parts)
+        yield Collective(op="all_reduce", axis="tp", message_bytes=hidden_bytes, phase="backward", count=parts)
+        yield Collective(op="all_reduce", axis="tp", message_bytes=hidden_bytes, phase="recompute", count=again)
+        if layer.cross_attention is not None:
+            source_bytes = samples * job.seq_len * layer.hidden_size * param
+            yield Collective(op="all_reduce", axis="tp", message_bytes=source_bytes, phase="backward")
+        if layer.attention.relative is not None:
+            table_bytes = relative_table(layer.attention).num_elements(job.lengths) * param
+            yield Collective(op="all_reduce", axis="tp", message_bytes=table_bytes, phase="backward")
+    elif isinstance(layer, HeadLayer):
         maxima, sums = tokens * LOSS_FP32_BYTES, 2 * tokens * LOSS_FP32_BYTES
         for message_bytes in (maxima, sums):
             yield Collective(op="all_reduce", axis="tp", message_bytes=message_bytes, phase="forward")

@@ -10,24 +10,23 @@ from statistics import median
 from meshwright.cost.lines import Points, on_line, rising
 from meshwright.cost.operators import (
     BACKWARD_ATTENTION,
-    EMBEDDING_BACKWARD_BYTES,
-    EMBEDDING_FORWARD_BYTES,
-    HEAD_NORM_BYTES,
     LOSS_BACKWARD_BYTES,
     LOSS_FORWARD_BYTES,
-    block_launches,
-    block_moved,
     flash_s,
+    layer_launches,
     matmul_s,
+    sample_moved,
+    score_bytes,
 )
 from meshwright.spec.base import dtype_bytes
 from meshwright.spec.cluster import DeviceSpec
-from meshwright.spec.flops import forward_flops
+from meshwright.spec.flops import AttentionCore, attention_cores, num_tokens, weight_products
 from meshwright.spec.job import JobSpec
-from meshwright.spec.model import BlockLayer, EmbeddingLayer, HeadLayer, LayerSpec
-from meshwright.spec.parameters import layer_parameters
+from meshwright.spec.model import HeadLayer, LayerSpec, PatchEmbeddingLayer
 from meshwright.spec.profile import LayerSample
+from meshwright.spec.tensors import Lengths
 
+_SCORE_LAUNCHES = (5, 7)  # of attention whose scores are tensors, forward and backward
 _HALF = 2  # bytes of the dtype that the per-token byte counts were made for
 _OPTIMIZER_BYTES = 40  # norm, clipping, and AdamW, which rewrites master and states
 
@@ -133,18 +132,19 @@ def _calibration(job: JobSpec, device: DeviceSpec) -> tuple[float, float]:
 
 
 def _roofline(layer: LayerSpec, tp: int, samples_per_rank: int, job: JobSpec, device: DeviceSpec) -> ComputeSeconds:
-    tokens = samples_per_rank * job.seq_len
-    forward_s = backward_s = 0.0
-    for rows, columns, inner in _matmuls(layer, tp, tokens):
+    forward_s, backward_s = _attention_s(layer, tp, samples_per_rank, job, device)
+    for rows, columns, inner in _matmuls(layer, tp, samples_per_rank, job.lengths):
         forward_s += _matmul_s(rows, columns, inner, job, device)
-        backward_s += _matmul_s(rows, inner, columns, job, device) + _matmul_s(columns, inner, rows, job, device)
-    attention_s = _attention_s(layer, tp, samples_per_rank, job, device)
-    forward_bytes, backward_bytes = _moved_bytes(layer, tp, tokens, job)
-    forward_launches, backward_launches = _launches(layer)
+        backward_s += _matmul_s(columns, inner, rows, job, device)
+        if not isinstance(layer, PatchEmbeddingLayer):  # images need no gradient
+            backward_s += _matmul_s(rows, inner, columns, job, device)
+    forward_bytes, backward_bytes = _moved_bytes(layer, tp, samples_per_rank, job)
+    forward_launches, backward_launches = layer_launches(layer)
     bytes_per_s = device.memory_bytes_per_s * device.memory_efficiency
-    forward_s += attention_s + forward_bytes / bytes_per_s + forward_launches * device.launch_s
-    backward_s += BACKWARD_ATTENTION * attention_s + backward_bytes / bytes_per_s + backward_launches * device.launch_s
-    return ComputeSeconds(forward_s=forward_s, backward_s=backward_s)
+    return ComputeSeconds(
+        forward_s=forward_s + forward_bytes / bytes_per_s + forward_launches * device.launch_s,
+        backward_s=backward_s + backward_bytes / bytes_per_s + backward_launches * device.launch_s,
+    )
 
 
 def accumulate_s(num_elements: int, job: JobSpec, device: DeviceSpec) -> float:
@@ -162,16 +162,11 @@ def optimizer_s(num_elements: int, device: DeviceSpec) -> float:
     return num_elements * _OPTIMIZER_BYTES / (device.memory_bytes_per_s * device.memory_efficiency)
 
 
-def _matmuls(layer: LayerSpec, tp: int, tokens: int) -> Iterator[tuple[int, int, int]]:
+def _matmuls(layer: LayerSpec, tp: int, samples: int, lengths: Lengths) -> Iterator[tuple[int, int, int]]:
     """Yield (rows, columns, inner) of every weight product of the layer's forward pass; those of all experts as one."""
-    if isinstance(layer, EmbeddingLayer):
-        return
-    experts = layer.mlp.experts if isinstance(layer, BlockLayer) else None
-    for parameter in layer_parameters(layer):
-        if len(parameter.shape) > 1:
-            *_, num_outputs, num_inputs = parameter.local_shape(tp)
-            visits = experts.top_k if experts is not None and parameter.is_of_experts else 1
-            yield tokens * visits, num_outputs, num_inputs
+    for parameter, rows in weight_products(layer, lengths):
+        *_, num_outputs, num_inputs = parameter.local_shape(tp)
+        yield samples * rows, num_outputs, num_inputs
 
 
 def _matmul_s(rows: int, columns: int, inner: int, job: JobSpec, device: DeviceSpec) -> float:
@@ -181,37 +176,29 @@ def _matmul_s(rows: int, columns: int, inner: int, job: JobSpec, device: DeviceS
     return seconds + device.launch_s
 
 
-def _attention_s(layer: LayerSpec, tp: int, samples: int, job: JobSpec, device: DeviceSpec) -> float:
-    if not isinstance(layer, BlockLayer):
-        return 0.0
-    flops = forward_flops(layer, job.seq_len).attention_flops * samples / tp
+def _attention_s(layer: LayerSpec, tp: int, samples: int, job: JobSpec, device: DeviceSpec) -> tuple[float, float]:
+    """Return the seconds of all attention cores, forward and backward."""
+    forward_s = backward_s = 0.0
     rate = device.peak_flops_per_s(job.param_dtype) * device.attention_efficiency
-    return flash_s(flops, job.seq_len, rate) + device.launch_s
+    bytes_per_s = device.memory_bytes_per_s * device.memory_efficiency
+    for attention, num_queries, num_keys in attention_cores(layer, job.lengths):
+        flops = AttentionCore(attention, num_queries, num_keys).flops * samples / tp
+        if attention.keeps_scores:
+            scores = attention.num_heads / tp * num_queries * num_keys * samples
+            moved = score_bytes(scores * dtype_bytes(job.param_dtype) / _HALF)
+            forward_s += flops / rate + moved.forward_bytes / bytes_per_s + _SCORE_LAUNCHES[0] * device.launch_s
+            backward_s += 2 * flops / rate + moved.backward_bytes / bytes_per_s + _SCORE_LAUNCHES[1] * device.launch_s
+        else:
+            core_s = flash_s(flops, num_keys, rate, causal=attention.causal) + device.launch_s
+            forward_s, backward_s = forward_s + core_s, backward_s + BACKWARD_ATTENTION * core_s
+    return forward_s, backward_s
 
 
-def _moved_bytes(layer: LayerSpec, tp: int, tokens: int, job: JobSpec) -> tuple[float, float]:
-    scale = tokens * dtype_bytes(job.param_dtype) / _HALF
-    match layer:
-        case EmbeddingLayer():
-            return (
-                scale * EMBEDDING_FORWARD_BYTES * layer.hidden_size,
-                scale * EMBEDDING_BACKWARD_BYTES * layer.hidden_size,
-            )
-        case HeadLayer():
-            logits = tokens * layer.padded_vocab_size / tp
-            norms = scale * HEAD_NORM_BYTES * layer.hidden_size
-            return norms + logits * LOSS_FORWARD_BYTES, norms + logits * LOSS_BACKWARD_BYTES
-        case BlockLayer():
-            moved = block_moved(layer, tp)
-            return scale * moved.forward_bytes, scale * moved.backward_bytes
-
-
-def _launches(layer: LayerSpec) -> tuple[int, int]:
-    """Return the kernels beside matrix products and attention, forward and backward."""
-    match layer:
-        case EmbeddingLayer():
-            return 2, 2
-        case HeadLayer():
-            return 8, 8
-        case BlockLayer():
-            return block_launches(layer)
+def _moved_bytes(layer: LayerSpec, tp: int, samples: int, job: JobSpec) -> tuple[float, float]:
+    moved = sample_moved(layer, tp, job.lengths)
+    scale = samples * dtype_bytes(job.param_dtype) / _HALF
+    forward, backward = scale * moved.forward_bytes, scale * moved.backward_bytes
+    if isinstance(layer, HeadLayer):
+        logits = samples * num_tokens(layer, job.lengths) * layer.padded_vocab_size / tp
+        forward, backward = forward + logits * LOSS_FORWARD_BYTES, backward + logits * LOSS_BACKWARD_BYTES
+    return forward, backward

@@ -13,7 +13,8 @@ stage, the head's gradient of it waits for the embedding's: W bytes in every pas
 counts it as made, and twice as many again at the embedding.
 
 `bound_bytes`, to which the search keeps, is the same peak of each layer's share in cost/layer.py, and never below the
-exact one. Both are equal where k < m, but for a weight tied on one stage. Where a stage grows, only a sum holds,
+exact one. Both are equal where k < m, but for a weight tied on one stage, and for the encoder's states that decoder
+blocks of a stage share: the bound counts them in each. Where a stage grows, only a sum holds,
 
     bound = states + k * sum A + max over l of transient_l.
 """
@@ -21,8 +22,9 @@ exact one. Both are equal where k < m, but for a weight tied on one stage. Where
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
+from meshwright.cost.activations import shared_bytes
 from meshwright.cost.collectives import REPORT_BYTES
 from meshwright.cost.comm import collective_s
 from meshwright.cost.evidence import not_measured
@@ -74,12 +76,12 @@ def predict(plan: Plan) -> Prediction:
         plan.num_micro_batches,
     )
     samples_per_s = plan.global_batch_size / simulated.step_s
-    flops = step_flops(plan.model, plan.job.seq_len, plan.global_batch_size)
+    flops = step_flops(plan.model, plan.job.lengths, plan.global_batch_size)
     peak_flops_per_s = plan.cluster.device.peak_flops_per_s(plan.job.param_dtype) * plan.num_devices
     return Prediction(
         step_s=simulated.step_s,
         samples_per_s=samples_per_s,
-        tokens_per_s=samples_per_s * plan.job.seq_len,
+        tokens_per_s=samples_per_s * plan.job.tokens_per_sample,
         mfu=flops / simulated.step_s / peak_flops_per_s,
         stages=tuple(_stage_prediction(plan, index, stage, simulated.step_s) for index, stage in enumerate(stages)),
         not_measured=not_measured(plan),
@@ -151,7 +153,8 @@ def _stage_cost(plan: Plan, index: int) -> StageCost:
         strategy = plan.stages[0].strategies[0]
         step += StepSeconds(tied_sync_s=tied_sync_s(plan.model, strategy, plan.num_stages, plan.job, plan.cluster))
     step += StepSeconds(other_s=report_sync_s(plan.num_devices, plan.cluster))
-    activations = [cost.activation_bytes for cost in costs]
+    kept_by_others = _kept_by_others(plan, index)
+    activations = [cost.activation_bytes - less for cost, less in zip(costs, kept_by_others, strict=True)]
     transients, first_transients = _transients(plan, costs)
     count = in_flight(plan.schedule, plan.num_stages, plan.num_micro_batches, index)
     return StageCost(
@@ -171,6 +174,19 @@ def _stage_cost(plan: Plan, index: int) -> StageCost:
         bound_bytes=_bound_bytes(plan, index, costs, count),
         widest=max(costs, key=lambda cost: cost.transient.total_bytes),
     )
+
+
+def _kept_by_others(plan: Plan, index: int) -> list[int]:
+    """Return, by layer, the bytes of its activations that the layer before keeps already: the same encoder's states.
+
+    They are the same tensor where decoder blocks follow each other on one stage in one layout.
+    """
+    layers, strategies = _stage_layers(plan, index), plan.stages[index].strategies
+    found = [0]
+    for (before, layer), (given, strategy) in zip(pairwise(layers), pairwise(strategies), strict=True):
+        is_same = shared_bytes(before, plan.job) > 0 and Layout.of(given) == Layout.of(strategy)
+        found.append(plan.micro_batch_samples // strategy.dp * shared_bytes(layer, plan.job) if is_same else 0)
+    return found
 
 
 def _transients(plan: Plan, costs: tuple[LayerCost, ...]) -> tuple[list[int], list[int]]:

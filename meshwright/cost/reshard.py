@@ -10,15 +10,12 @@ from meshwright.spec.base import dtype_bytes
 from meshwright.spec.cluster import ClusterSpec
 from meshwright.spec.job import JobSpec
 from meshwright.spec.mesh import Layout
-from meshwright.spec.model import TensorSpec
+from meshwright.spec.tensors import TensorSpec
 
 
 def tensor_bytes(tensor: TensorSpec, job: JobSpec) -> int:
     """Return the bytes of `tensor` for one sample."""
-    num_elements = 1
-    for size in tensor.resolve({"seq": job.seq_len}):
-        num_elements *= size
-    return num_elements * dtype_bytes(job.param_dtype if tensor.dtype == "param" else tensor.dtype)
+    return tensor.num_elements(job.lengths) * dtype_bytes(job.param_dtype if tensor.dtype == "param" else tensor.dtype)
 
 
 @lru_cache(maxsize=65536)

@@ -40,6 +40,7 @@ from meshwright.spec.flops import forward_flops
 from meshwright.spec.frameworks import held_of
 from meshwright.spec.model import BlockLayer, ModelSpec
 from meshwright.spec.run import HeldBytes, RunSpec
+from meshwright.spec.tensors import Lengths
 
 # Half a wave of 256 x 128 tiles on about 108 multiprocessors: what the last wave of a product leaves idle, on average.
 _TAIL_ELEMENTS = 256 * 128 * 108 / 2
@@ -151,7 +152,7 @@ def block_seconds(setting: Setting, layer: BlockLayer) -> LayerSeconds:
 
 def embedding_seconds(setting: Setting) -> LayerSeconds:
     """Return the seconds of looking up tokens; tensor-parallel ranks sum what each of them finds."""
-    run, hidden = setting.run, setting.model.embedding.hidden_size
+    run, hidden = setting.run, setting.model.token_embedding.hidden_size
     element_s = setting.tokens * hidden / setting.memory_bytes_per_s
     tp_s = setting.links.all_reduce_s(2 * setting.tokens * hidden, run.tp, 1)
     return LayerSeconds(
@@ -162,7 +163,7 @@ def embedding_seconds(setting: Setting) -> LayerSeconds:
 
 def head_seconds(setting: Setting) -> LayerSeconds:
     """Return the seconds of the last norm, the logits and the loss."""
-    run, head = setting.run, setting.model.head
+    run, head = setting.run, setting.model.language_head
     hidden, columns = head.hidden_size, head.padded_vocab_size / run.tp
     gemm = _product_s(setting, setting.matmul_flops_per_s, setting.tokens, columns, hidden)
     byte_s = setting.tokens / setting.memory_bytes_per_s
@@ -209,7 +210,7 @@ def _products_s(setting: Setting, layer: BlockLayer) -> tuple[float, float]:
 
 def _attention_s(setting: Setting, layer: BlockLayer) -> tuple[float, float]:
     run = setting.run
-    flops = forward_flops(layer, run.seq_len).attention_flops * run.micro_batch_size / (run.tp * run.cp)
+    flops = forward_flops(layer, Lengths(run.seq_len)).attention_flops * run.micro_batch_size / (run.tp * run.cp)
     if run.software.attention != "unfused":
         forward_s = flash_s(flops, run.seq_len, setting.attention_flops_per_s)
         return forward_s, BACKWARD_ATTENTION / _FLASH_BACKWARD_SHARE * forward_s

@@ -238,7 +238,7 @@ def _communication(run: RunSpec, defaults: Framework) -> float:
     """Return the bytes a token of what a pipeline receives (hidden states, gradients) and of what waits to be freed."""
     borders = 2 * input_bytes(run) if run.pp > 1 else 0.0
     waits = run.sequence_parallel and not run.software.async_tp
-    return borders + (defaults.waiting_hiddens * _HALF * run.model.head.hidden_size if waits else 0.0)
+    return borders + (defaults.waiting_hiddens * _HALF * run.model.language_head.hidden_size if waits else 0.0)
 
 
 def _alive(shared: _Run, stage: Stage) -> _Alive:
@@ -325,7 +325,7 @@ def _loss(alive: _Alive) -> MomentBytes:
         gradient_bytes=alive.gradient_bytes(0.0),
         activation_bytes=alive.activation_bytes + shared.tokens * head_bytes(run),
         logit_bytes=shared.tokens * _logits(run) * each,
-        gather_bytes=gathered_bytes(run, run.model.head) + alive.gather_bytes / 2,
+        gather_bytes=gathered_bytes(run, run.model.language_head) + alive.gather_bytes / 2,
         weight_gradient_bytes=alive.stub_bytes,
         communication_bytes=shared.communication_bytes,
         workspace_bytes=shared.constants.workspace_bytes,
@@ -342,8 +342,8 @@ def _head(alive: _Alive) -> MomentBytes:
         activation_bytes=alive.activation_bytes + shared.tokens * head_bytes(run),
         logit_bytes=shared.tokens * _logits(run) * _HALF,
         working_bytes=shared.tokens * head_gradient_bytes(run),
-        gather_bytes=gathered_bytes(run, run.model.head) + alive.gather_bytes / 2,
-        weight_gradient_bytes=alive.stub_bytes + weight_gradient_bytes(run, run.model.head),
+        gather_bytes=gathered_bytes(run, run.model.language_head) + alive.gather_bytes / 2,
+        weight_gradient_bytes=alive.stub_bytes + weight_gradient_bytes(run, run.model.language_head),
         communication_bytes=shared.communication_bytes,
         workspace_bytes=shared.constants.workspace_bytes,
     )
@@ -383,9 +383,9 @@ def _share_of_head(alive: _Alive) -> float:
     """Return the head's share of the stage's gradients."""
     run = alive.of.run
     all_of_stage = stage_parameters(run.model, alive.stage, run.tp, run.ep).total
-    return min(1.0, local_parameters(run.model.head, run.tp, 1).total / all_of_stage)
+    return min(1.0, local_parameters(run.model.language_head, run.tp, 1).total / all_of_stage)
 
 
 def _logits(run: RunSpec) -> float:
     """Return the local logits of a token."""
-    return run.model.head.padded_vocab_size / run.tp
+    return run.model.language_head.padded_vocab_size / run.tp

@@ -59,7 +59,7 @@ def saved_bytes(run: RunSpec, layer: BlockLayer) -> SavedBytes:
 
 def input_bytes(run: RunSpec) -> float:
     """Return the bytes per token of hidden states as they go from block to block."""
-    return _HALF * run.model.embedding.hidden_size / _hidden_ranks(run)
+    return _HALF * run.model.token_embedding.hidden_size / _hidden_ranks(run)
 
 
 def kept_bytes(run: RunSpec, layer: BlockLayer) -> float:
@@ -114,13 +114,13 @@ def ring_bytes(run: RunSpec, layer: BlockLayer) -> float:
 
 def head_bytes(run: RunSpec) -> float:
     """Return what the last norm keeps: its input and output, and the gathered output under sequence parallelism."""
-    hidden = run.model.head.hidden_size
+    hidden = run.model.language_head.hidden_size
     return 2 * _HALF * hidden / _hidden_ranks(run) + (_HALF * hidden if run.sequence_parallel else 0)
 
 
 def head_gradient_bytes(run: RunSpec) -> float:
     """Return the gradients of hidden states in the head's backward pass: whole, and scattered."""
-    hidden = run.model.head.hidden_size
+    hidden = run.model.language_head.hidden_size
     return _HALF * hidden + (_HALF * hidden / run.tp if run.sequence_parallel else 0)
 
 

@@ -70,9 +70,9 @@ def stage_parameters(model: ModelSpec, stage: Stage, tp: int, ep: int) -> LocalP
     for layer, count in stage.blocks:
         found = found.plus(local_parameters(layer, tp, ep), count)
     if stage.is_first:
-        found = found.plus(local_parameters(model.embedding, tp, 1))
+        found = found.plus(local_parameters(model.token_embedding, tp, 1))
     if stage.is_last and not (model.tied_embedding and stage.is_first):
-        found = found.plus(local_parameters(model.head, tp, 1))
+        found = found.plus(local_parameters(model.language_head, tp, 1))
     return found
 
 
@@ -105,7 +105,7 @@ def step_bytes(run: RunSpec, stage: Stage) -> float:
     local = stage_parameters(run.model, stage, run.tp, run.ep)
     own = own_parameters(run, local)
     layers: list[LayerSpec] = [block for block, _ in stage.blocks]
-    layers += [run.model.embedding] * stage.is_first + [run.model.head] * stage.is_last
+    layers += [run.model.token_embedding] * stage.is_first + [run.model.language_head] * stage.is_last
     largest = max(_largest(layer, run.tp) for layer in layers)
     if run.zero_stage == _ZERO_3:
         largest /= run.num_shards

@@ -31,6 +31,7 @@ from meshwright.spec.constants import Constants, shipped_constants
 from meshwright.spec.flops import step_flops
 from meshwright.spec.model import BlockLayer
 from meshwright.spec.run import RunSpec
+from meshwright.spec.tensors import Lengths
 
 _ACTIVATION_BYTES = 2
 _OUT_OF_STEP = frozenset({"megatron-deepspeed", "deepspeed"})
@@ -128,7 +129,7 @@ def run_time(run: RunSpec, constants: Constants | None = None) -> RunSeconds:
         "optimizer_s": max(optimizer_s(setting, stage) for stage in distinct),
     }
     cluster = run.cluster
-    flops = step_flops(setting.model, run.seq_len, run.global_batch_size)
+    flops = step_flops(setting.model, Lengths(run.seq_len), run.global_batch_size)
     return RunSeconds(
         stages=tuple(found[stage] for stage in stages),
         **once,
@@ -150,7 +151,7 @@ def _stage_seconds(setting: Setting, stage: Stage, blocks: Mapping[BlockLayer, L
         shards_s += count * block_shards_s(setting, block, seconds)
     embedding_s = embedding_seconds(setting).total_s if stage.is_first else 0.0
     head_s = head_seconds(setting).total_s if stage.is_last else 0.0
-    for end, is_here in ((setting.model.embedding, stage.is_first), (setting.model.head, stage.is_last)):
+    for end, is_here in ((setting.model.token_embedding, stage.is_first), (setting.model.language_head, stage.is_last)):
         if is_here:
             moved += local_parameters(end, run.tp, 1).total
             shards_s += end_shards_s(setting, end)
@@ -169,7 +170,7 @@ def _sends_s(setting: Setting) -> float:
     run, links = setting.run, setting.links
     if run.pp == 1:
         return 0.0
-    message_bytes = _ACTIVATION_BYTES * setting.tokens * setting.model.embedding.hidden_size
+    message_bytes = _ACTIVATION_BYTES * setting.tokens * setting.model.token_embedding.hidden_size
     # Tensor-parallel ranks send a part each and gather the parts on the other side, or keep them split.
     send_s = links.send_s(message_bytes / run.tp, run.tp * run.dp * run.cp)
     if not run.sequence_parallel:

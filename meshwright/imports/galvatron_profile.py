@@ -221,7 +221,7 @@ def _layer_samples(found: GalvatronProfile, model: ModelSpec) -> tuple[LayerSamp
     block = next(layer for layer in model.layers if isinstance(layer, BlockLayer))
     made: dict[object, LayerSample] = {}
     for time in _most_telling(found.times):
-        sample = _layer_sample(block if time.layer_type == 0 else model.head, time, found)
+        sample = _layer_sample(block if time.layer_type == 0 else model.language_head, time, found)
         made.setdefault(sample.key, sample)
     return tuple(made.values())
 

@@ -28,7 +28,7 @@ from meshwright.runtime.split import TORCH_DTYPES, split_weights
 from meshwright.spec.base import Dtype
 from meshwright.spec.job import JobSpec
 from meshwright.spec.legality import why_illegal_tp
-from meshwright.spec.model import BlockLayer, EmbeddingLayer, LayerSpec, ModelSpec
+from meshwright.spec.model import BlockLayer, EmbeddingLayer, HeadLayer, LayerSpec, ModelSpec
 from meshwright.spec.parameters import layer_parameters
 from meshwright.spec.profile import LayerSample
 
@@ -129,6 +129,7 @@ def layer_inputs(
     hidden = torch.randn(samples, seq_len, layer.hidden_size, device=device).to(TORCH_DTYPES[dtype]).requires_grad_()
     if isinstance(layer, BlockLayer):
         return hidden, ()
+    assert isinstance(layer, HeadLayer)  # noqa: S101 no other layer can be built
     return hidden, (torch.randint(0, layer.padded_vocab_size, (samples, seq_len), device=device),)
 
 

@@ -7,23 +7,47 @@ from torch import Tensor, nn
 
 from meshwright.errors import UserError
 from meshwright.models.decoder import Block, Embedding, Head
-from meshwright.spec.model import BlockLayer, EmbeddingLayer, LayerSpec, ModelSpec
+from meshwright.spec.model import BlockLayer, EmbeddingLayer, HeadLayer, LayerSpec, ModelSpec
 
 
 def build_layer(spec: LayerSpec) -> nn.Module:
     """Return the module of one layer, on torch's current default device, its values not set."""
-    if isinstance(spec, EmbeddingLayer):
-        return Embedding(spec)
-    _refuse_priced_only(spec)
-    return Block(spec) if isinstance(spec, BlockLayer) else Head(spec)
+    if reason := why_only_priced(spec):
+        raise UserError(f"{reason} can be planned and priced, but not trained yet")
+    match spec:
+        case EmbeddingLayer():
+            return Embedding(spec)
+        case BlockLayer():
+            return Block(spec)
+        case HeadLayer():
+            return Head(spec)
+        case _:
+            raise AssertionError(spec.kind)
 
 
-def _refuse_priced_only(spec: LayerSpec) -> None:
-    """Raise UserError for what the cost model prices and no module implements."""
-    if isinstance(spec, BlockLayer) and spec.mlp.experts is not None:
-        raise UserError(f"mlp.experts: {spec.mlp.experts.num_experts} experts can be priced, but not trained yet")
-    if isinstance(spec, BlockLayer) and spec.attention.latent is not None:
-        raise UserError("attention.latent: latent attention can be priced, but not trained yet")
+def why_only_priced(spec: LayerSpec) -> str | None:
+    """Return what of `spec` the cost model prices and no module implements, or None."""
+    match spec:
+        case EmbeddingLayer():
+            is_there = {"token_types": spec.token_types, "norm": spec.norm, "targets": spec.targets}
+        case BlockLayer():
+            is_there = {
+                "mlp.experts": spec.mlp.experts,
+                "attention.latent": spec.attention.latent,
+                "attention.sliding_window": spec.attention.sliding_window,
+                "attention.relative": spec.attention.relative,
+                "attention.windows": spec.attention.windows,
+                "attention.causal false": not spec.attention.causal,
+                "cross_attention": spec.cross_attention,
+                "post_norm": spec.post_norm,
+                "mlp.activation relu": spec.mlp.activation == "relu",
+            }
+        case HeadLayer():
+            is_there = {"transform": spec.transform, "bias": spec.bias, "logit_scale": spec.logit_scale != 1.0}
+        case _:
+            return spec.kind
+    found = [name for name, value in is_there.items() if value]
+    return f"{spec.kind} with {found[0]}" if found else None
 
 
 class Transformer(nn.Module):

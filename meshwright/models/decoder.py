@@ -24,7 +24,8 @@ from meshwright.models.tensor_parallel import (
     local,
     sum_over_ranks,
 )
-from meshwright.spec.model import AttentionSpec, BlockLayer, EmbeddingLayer, HeadLayer, MlpSpec, Norm, RopeScaling
+from meshwright.spec.model import BlockLayer, EmbeddingLayer, HeadLayer
+from meshwright.spec.parts import AttentionSpec, MlpSpec, Norm, RopeScaling
 
 
 class RMSNorm(nn.Module):

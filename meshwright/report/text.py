@@ -29,10 +29,27 @@ def summary_line(plan: Plan) -> str:
     job = plan.job
     return (
         f"{plan.model.name} ({show_count(num_parameters(plan.model))} parameters, {plan.model.num_blocks} blocks) on "
-        f"{plan.cluster.name}: batch {plan.global_batch_size} x {job.seq_len} tokens in {plan.num_micro_batches} "
+        f"{plan.cluster.name}: batch {sample_words(plan)} in {plan.num_micro_batches} "
         f"micro-batches of {plan.micro_batch_samples}, {job.param_dtype}, {plan.schedule}, "
         f"{plan.num_stages} stage{'s' if plan.num_stages > 1 else ''} of {plan.stage_devices} devices"
     )
+
+
+def sample_words(plan: Plan) -> str:
+    """Return a batch in words: samples of so many tokens, or images."""
+    job, batch = plan.job, plan.global_batch_size
+    if plan.model.fixed_seq_len:
+        return f"{batch} images of {job.seq_len} tokens"
+    if job.target_seq_len is not None:
+        return f"{batch} x {job.seq_len} + {job.target_seq_len} tokens"
+    return f"{batch} x {job.seq_len} tokens"
+
+
+def throughput_words(plan: Plan, predicted: Prediction) -> str:
+    """Return the throughput in what users of the model count."""
+    if plan.model.fixed_seq_len:
+        return f"{predicted.samples_per_s:,.1f} images/s"
+    return f"{predicted.tokens_per_s:,.0f} tokens/s"
 
 
 def proof_line(plan: Plan) -> str:
@@ -53,7 +70,7 @@ def prediction_line(plan: Plan, predicted: Prediction) -> Text:
     mfu = f"mfu {100 * predicted.mfu:.1f} %, " if plan.cluster.device.backend == "cuda" else ""
     reserve = f" after {show_bytes(plan.budget.reserved_bytes)} reserved" if plan.budget.reserved_bytes else ""
     return Text(
-        f"predicted: {show_seconds(predicted.step_s)} a step, {predicted.tokens_per_s:,.0f} tokens/s, "
+        f"predicted: {show_seconds(predicted.step_s)} a step, {throughput_words(plan, predicted)}, "
         f"{mfu}peak {show_bytes(predicted.peak_bytes)} of "
         f"{show_bytes(plan.budget.usable_bytes)} usable{reserve}"
         + ("" if predicted.peak_bytes <= plan.budget.usable_bytes else ": DOES NOT FIT")

@@ -24,8 +24,9 @@ from meshwright.runtime.stopwatch import Stopwatch
 from meshwright.runtime.watchdog import Progress
 from meshwright.spec.base import divide
 from meshwright.spec.mesh import Layout
-from meshwright.spec.model import TensorSpec, hands_on
+from meshwright.spec.model import hands_on
 from meshwright.spec.schedule import make_schedule
+from meshwright.spec.tensors import TensorSpec
 
 _OTHER_DTYPES = {"fp32": torch.float32, "int64": torch.int64, "bool": torch.bool}
 
@@ -67,7 +68,7 @@ class Border:
         layout = Layout.of(plan.strategies[sender_index])
         samples = divide(plan.micro_batch_samples, layout.dp, "micro-batch over dp")
         tensors = hands_on(plan.model.layers[sender_index]) if tensors is None else tensors
-        self.shapes = tuple((samples, *t.resolve({"seq": plan.job.seq_len})) for t in tensors)
+        self.shapes = tuple((samples, *t.resolve(plan.job.lengths)) for t in tensors)
         param = TORCH_DTYPES[plan.job.param_dtype]
         self.dtypes = tuple(param if t.dtype == "param" else _OTHER_DTYPES[t.dtype] for t in tensors)
         self.device = world.device

@@ -325,7 +325,7 @@ class _Run:
             return
         job, num_samples = self.plan.job, self.plan.global_batch_size
         flops_per_s = self.plan.cluster.device.peak_flops_per_s(job.param_dtype) * self.plan.num_devices
-        mfu = step_flops(self.plan.model, job.seq_len, num_samples) / step_s / flops_per_s
+        mfu = step_flops(self.plan.model, job.lengths, num_samples) / step_s / flops_per_s
         self.metrics.write(
             "step",
             step=self.step,

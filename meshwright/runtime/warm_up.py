@@ -9,7 +9,8 @@ from torch.distributed.fsdp import fully_shard
 
 from meshwright.models import build_layer
 from meshwright.runtime.groups import group_alone
-from meshwright.spec.model import AttentionSpec, BlockLayer, MlpSpec
+from meshwright.spec.model import BlockLayer
+from meshwright.spec.parts import AttentionSpec, MlpSpec
 
 _HIDDEN, _TOKENS = 64, 64
 _BLOCK = BlockLayer(

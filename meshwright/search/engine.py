@@ -19,6 +19,7 @@ from meshwright.search.sweep import Progress, Sweep, sweep
 from meshwright.search.task import Task
 from meshwright.spec.job import BatchRange
 from meshwright.spec.plan import Plan, Proof, StagePlan
+from meshwright.spec.sample import sample_lengths
 from meshwright.spec.schedule import ScheduleName
 from meshwright.units import show_bytes
 
@@ -70,11 +71,7 @@ def _beside_exact(request: Request, found: Found, progress: Progress | None) -> 
 
 
 def _check(request: Request) -> None:
-    limit = request.model.max_seq_len
-    if limit and request.job.seq_len > limit:
-        raise UserError(
-            f"seq-len: {request.job.seq_len} is above what {request.model.name} has positions for ({limit})"
-        )
+    sample_lengths(request.model, request.job.seq_len, request.job.target_seq_len)
     if request.schedule not in get_args(ScheduleName):
         raise UserError(f"schedule: {request.schedule!r} is not one of {', '.join(get_args(ScheduleName))}")
     if not (math.isfinite(request.time_limit_s) and request.time_limit_s > 0):

@@ -21,6 +21,7 @@ from meshwright.spec.memory import USUAL_CONFIDENCE
 from meshwright.spec.model import ModelSpec
 from meshwright.spec.plan import Plan
 from meshwright.spec.profile import Profile
+from meshwright.spec.sample import sample_lengths
 from meshwright.spec.schedule import ScheduleName
 from meshwright.units import parse_bytes, show_bytes
 
@@ -30,7 +31,8 @@ def plan(  # noqa: PLR0913 all but two by keyword, as on the command line
     cluster: ClusterSpec | str,
     *,
     global_batch: int | str,
-    seq_len: int,
+    seq_len: int | None = None,
+    target_seq_len: int | None = None,
     memory: int | str | None = None,
     reserve: int | str | None = None,
     memory_confidence: float | None = None,
@@ -50,7 +52,8 @@ def plan(  # noqa: PLR0913 all but two by keyword, as on the command line
     """Return the fastest plan to train `model` on `cluster`, or why nothing fits.
 
     `model` and `cluster` are specs, library names ("llama-2-7b", "8xa100-sxm-40g") or paths.
-    `global_batch` counts samples of `seq_len` tokens: a number, "8..512" or "auto". `memory` is
+    `global_batch` counts samples of `seq_len` tokens (default: what is usual for the model, where anything is; a
+    decoder beside an encoder has `target_seq_len`): a number, "8..512" or "auto". `memory` is
     what one device may use (default: all it has), of which `reserve` is held back, or what published
     runs say is needed to fit with `memory_confidence` (0.95 by default on GPUs, where neither memory, reserve
     nor a profile is given). A `profile` replaces the cluster's rates by measured ones, a `calibration` scales
@@ -62,6 +65,7 @@ def plan(  # noqa: PLR0913 all but two by keyword, as on the command line
         cluster,
         global_batch=global_batch,
         seq_len=seq_len,
+        target_seq_len=target_seq_len,
         memory=memory,
         reserve=reserve,
         memory_confidence=memory_confidence,
@@ -85,7 +89,8 @@ def make_request(  # noqa: PLR0913 as `plan`
     cluster: ClusterSpec | str,
     *,
     global_batch: int | str,
-    seq_len: int,
+    seq_len: int | None = None,
+    target_seq_len: int | None = None,
     memory: int | str | None = None,
     reserve: int | str | None = None,
     memory_confidence: float | None = None,
@@ -111,8 +116,14 @@ def make_request(  # noqa: PLR0913 as `plan`
     if calibration is not None:
         cluster_spec, budget = calibrated(cluster_spec, budget, calibration)
     batch = parse_batch(global_batch) if isinstance(global_batch, str) else global_batch
+    lengths = sample_lengths(model_spec, seq_len, target_seq_len)
     job = make_spec(
-        JobSpec, global_batch_size=batch, seq_len=seq_len, param_dtype=dtype, optimizer=optimizer or AdamW()
+        JobSpec,
+        global_batch_size=batch,
+        seq_len=lengths.seq,
+        target_seq_len=lengths.target_seq or None,
+        param_dtype=dtype,
+        optimizer=optimizer or AdamW(),
     )
     return Request(
         model=model_spec,

@@ -36,7 +36,8 @@ def sizes(
     device: str,
     *,
     global_batch: int,
-    seq_len: int,
+    seq_len: int | None,
+    target_seq_len: int | None,
     most_devices: int,
     devices_per_node: int,
     memory: str | None,
@@ -47,7 +48,13 @@ def sizes(
     for text in _clusters(device, most_devices, devices_per_node):
         cluster = library.cluster(text)
         request = make_request(
-            model, cluster, global_batch=global_batch, seq_len=seq_len, memory=memory, time_limit_s=time_limit_s
+            model,
+            cluster,
+            global_batch=global_batch,
+            seq_len=seq_len,
+            target_seq_len=target_seq_len,
+            memory=memory,
+            time_limit_s=time_limit_s,
         )
         if progress is not None:
             progress(f"{cluster.num_devices} devices")

@@ -245,21 +245,21 @@ def is_considered(layer: LayerSpec, strategy: Strategy, *, schedule_keeps_logits
     return why_pointless(layer, strategy, schedule_keeps_logits=schedule_keeps_logits, tied=tied) is None
 
 
-def even_boundaries(num_layers: int, num_stages: int) -> tuple[int, ...] | None:
+def even_boundaries(num_layers: int, num_stages: int, merges: tuple[int, ...] = ()) -> tuple[int, ...] | None:
     """Return boundaries with equal numbers of blocks (extras first), embedding and head on the ends; None if not so.
 
-    The first and the last of `num_layers` are the embedding and the head.
+    The first and the last of `num_layers` are the embedding and the head. Layers of indices `merges` are no blocks
+    either: they stay with the block before them.
     """
-    blocks, extra = divmod(num_layers - 2, num_stages)
-    if blocks == 0:
+    blocks = [layer for layer in range(1, num_layers - 1) if layer not in merges]
+    each, extra = divmod(len(blocks), num_stages)
+    if each == 0:
         return None
-    sizes = [blocks + (stage < extra) for stage in range(num_stages)]
-    sizes[0] += 1
-    sizes[-1] += 1
-    bounds = [0]
-    for size in sizes:
-        bounds.append(bounds[-1] + size)
-    return tuple(bounds)
+    bounds, first = [0], 0
+    for stage in range(num_stages - 1):
+        first += each + (stage < extra)
+        bounds.append(blocks[first])
+    return (*bounds, num_layers)
 
 
 def _branching(space: Space) -> Branching:

@@ -28,9 +28,10 @@ from meshwright.spec.cluster import ClusterSpec
 from meshwright.spec.job import JobSpec
 from meshwright.spec.legality import why_illegal
 from meshwright.spec.mesh import Layout
-from meshwright.spec.model import BlockLayer, LayerSpec, ModelSpec, TensorSpec, hands_on
+from meshwright.spec.model import BlockLayer, LayerSpec, ModelSpec, hands_on
 from meshwright.spec.schedule import ScheduleName, in_flight
 from meshwright.spec.strategy import Strategy
+from meshwright.spec.tensors import TensorSpec
 
 Floats = NDArray[np.float64]
 

@@ -72,7 +72,7 @@ class Task:
         """Return the boundaries that the space allows: None for any."""
         match self.request.space.partition:
             case "even":
-                bounds = even_boundaries(len(self.setting.model.layers), self.setting.num_stages)
+                bounds = _even(self.setting)
             case "memory":
                 bounds = memory_balanced(self.build())
             case "time":
@@ -98,7 +98,7 @@ class Task:
 
     def best_uniform(self) -> Solved | None:
         """Return the best plan with one strategy for all blocks and even stages; the ends do not recompute."""
-        bounds = even_boundaries(len(self.setting.model.layers), self.setting.num_stages)
+        bounds = _even(self.setting)
         choice = None if bounds is None else best_uniform(self.build(), self.candidates, bounds)
         return None if choice is None else Solved(task=self, choice=choice)
 
@@ -201,3 +201,8 @@ def _bound_s(num_stages: int, num_micro_batches: int, least_s: float) -> float:
     if num_stages == 1:
         return num_micro_batches * least_s
     return least_s / (1.0 - (1.0 - 1.0 / num_micro_batches) ** num_stages)
+
+
+def _even(setting: Setting) -> tuple[int, ...] | None:
+    model = setting.model
+    return even_boundaries(len(model.layers), setting.num_stages, model.merges)

@@ -19,7 +19,7 @@ from functools import cache
 from typing import Literal, NamedTuple
 
 from meshwright.spec.legality import why_illegal_dp, why_illegal_tp
-from meshwright.spec.model import BlockLayer, LayerSpec, ModelSpec
+from meshwright.spec.model import BlockLayer, FirstLayer, LayerSpec, MergeLayer, ModelSpec
 from meshwright.spec.schedule import ScheduleName
 from meshwright.spec.strategy import Strategy
 
@@ -90,7 +90,7 @@ RULES = {
         Rule(
             name="L3",
             about="the ends are recomputed only where that can save memory",
-            source="ours: an embedding keeps only token ids; under 1F1B the head's backward pass follows at once",
+            source="ours: an embedding keeps little but its input; under 1F1B the head's backward pass comes at once",
             needed="it drops only what is slower and no smaller",
         ),
     )
@@ -317,13 +317,13 @@ def candidates(
 
 def why_pointless(layer: LayerSpec, strategy: Strategy, *, schedule_keeps_logits: bool, tied: bool) -> str | None:
     """Return why recomputing `layer` cannot help (rule L3), or None. A tied embedding must do what its head does."""
-    if strategy.recompute == "none" or isinstance(layer, BlockLayer):
+    if strategy.recompute == "none" or isinstance(layer, BlockLayer | MergeLayer):
         return None
-    if layer.kind == "embedding" and not tied:
-        return "recomputing an embedding cannot help: it keeps only token ids"
+    if isinstance(layer, FirstLayer) and not tied:
+        return "recomputing an embedding cannot help: it keeps little but its input"
     if schedule_keeps_logits:
         return None
-    if layer.kind == "embedding":
+    if isinstance(layer, FirstLayer):
         return "a tied embedding does what its head does, and recomputing the head cannot help"
     return "recomputing a head cannot help: its backward pass follows at once"
 

@@ -1,17 +1,33 @@
 """Floating-point operations of a layer, once. One multiply-add is two.
 
 A matrix product of (m, k) by (k, n) is 2mkn. Attention scores and their use are counted in full,
-not halved for the causal mask (the convention of PaLM, arXiv 2204.02311, appendix B), so `mfu`
-compares with what Megatron and torchtitan print. Of routed experts those that a token visits count.
+not halved for the causal mask nor cut to a sliding window (the convention of PaLM, arXiv 2204.02311, appendix B), so
+`mfu` compares with what Megatron and torchtitan print; Swin's windows have the pairs inside a window. Of routed
+experts those that a token visits count.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import lru_cache
+from typing import NamedTuple
 
 from meshwright.spec.base import Spec
-from meshwright.spec.model import BlockLayer, EmbeddingLayer, HeadLayer, LayerSpec, ModelSpec
-from meshwright.spec.parameters import layer_parameters
+from meshwright.spec.model import (
+    BlockLayer,
+    ClassifierLayer,
+    EmbeddingLayer,
+    HeadLayer,
+    LayerSpec,
+    MergeLayer,
+    ModelSpec,
+    PatchEmbeddingLayer,
+)
+from meshwright.spec.parameters import ParameterSpec, layer_parameters
+from meshwright.spec.parts import AttentionSpec
+from meshwright.spec.tensors import Lengths
+
+_FROM_SOURCE = ("cross_attention.k.weight", "cross_attention.v.weight")
 
 
 class LayerFlops(Spec):
@@ -21,38 +37,95 @@ class LayerFlops(Spec):
     attention_flops: int = 0
 
 
-def forward_flops(layer: LayerSpec, seq_len: int) -> LayerFlops:
-    """Return the forward FLOPs of `layer` for one sample of `seq_len` tokens. Backward is twice that."""
+class WeightProduct(NamedTuple):
+    """A weight and how many rows (tokens, mostly) of one sample are multiplied with it."""
+
+    parameter: ParameterSpec
+    rows: int
+
+
+class AttentionCore(NamedTuple):
+    """Scores and their use in one sample: `num_queries` tokens, each of which sees `num_keys`."""
+
+    attention: AttentionSpec
+    num_queries: int
+    num_keys: int
+
+    @property
+    def flops(self) -> int:
+        latent = self.attention.latent
+        value_size = latent.value_size if latent else self.attention.head_size
+        width = self.attention.num_heads * (self.attention.head_size + value_size)
+        return 2 * self.num_queries * self.num_keys * width
+
+
+def forward_flops(layer: LayerSpec, lengths: Lengths) -> LayerFlops:
+    """Return the forward FLOPs of `layer` for one sample. Backward is twice that."""
+    return LayerFlops(
+        matmul_flops=sum(2 * p.rows * _elements_met(layer, p.parameter) for p in weight_products(layer, lengths)),
+        attention_flops=sum(core.flops for core in attention_cores(layer, lengths)),
+    )
+
+
+def num_tokens(layer: LayerSpec, lengths: Lengths) -> int:
+    """Return the tokens of one sample that `layer` works on (those that it hands on, where they differ)."""
     match layer:
         case EmbeddingLayer():
-            return LayerFlops()
-        case HeadLayer():
-            return LayerFlops(matmul_flops=2 * seq_len * layer.hidden_size * layer.padded_vocab_size)
-        case BlockLayer():
-            attention = layer.attention
-            value_size = attention.latent.value_size if attention.latent else attention.head_size
-            scores = attention.num_heads * (attention.head_size + value_size)
-            return LayerFlops(
-                matmul_flops=2 * seq_len * _weights_a_token_meets(layer), attention_flops=2 * seq_len**2 * scores
-            )
+            return lengths.seq + (lengths.target_seq if layer.targets else 0)
+        case PatchEmbeddingLayer() | MergeLayer():
+            return layer.num_tokens
+        case BlockLayer() | HeadLayer() | ClassifierLayer():
+            return lengths.of(layer.length)
 
 
 @lru_cache(maxsize=4096)
-def _weights_a_token_meets(layer: BlockLayer) -> int:
-    experts = layer.mlp.experts
-    total = 0
-    for parameter in layer_parameters(layer):
-        if parameter.is_of_experts and experts is not None:
-            total += parameter.num_elements // experts.num_experts * experts.top_k
-        elif len(parameter.shape) == 2:  # noqa: PLR2004 a matrix
-            total += parameter.num_elements
-    return total
+def weight_products(layer: LayerSpec, lengths: Lengths) -> tuple[WeightProduct, ...]:
+    """Return every weight product of one sample, in module order."""
+    return tuple(
+        WeightProduct(parameter, _rows(layer, parameter, lengths))
+        for parameter in layer_parameters(layer)
+        if parameter.is_product
+    )
 
 
-def step_flops(model: ModelSpec, seq_len: int, num_samples: int) -> int:
+@lru_cache(maxsize=4096)
+def attention_cores(layer: LayerSpec, lengths: Lengths) -> tuple[AttentionCore, ...]:
+    """Return the attention cores of one sample."""
+    return tuple(_cores(layer, lengths)) if isinstance(layer, BlockLayer) else ()
+
+
+def step_flops(model: ModelSpec, lengths: Lengths, num_samples: int) -> int:
     """Return the model FLOPs of one optimizer step, forward and backward, without recomputation."""
     total = 0
     for group in model.groups:
-        flops = forward_flops(group.layer, seq_len)
+        flops = forward_flops(group.layer, lengths)
         total += group.num_layers * (flops.matmul_flops + flops.attention_flops)
     return 3 * total * num_samples
+
+
+def _cores(layer: BlockLayer, lengths: Lengths) -> Iterator[AttentionCore]:
+    tokens, windows = lengths.of(layer.length), layer.attention.windows
+    yield AttentionCore(layer.attention, tokens, tokens if windows is None else windows.size**2)
+    if layer.cross_attention is not None:
+        yield AttentionCore(layer.cross_attention, tokens, lengths.seq)
+
+
+def _rows(layer: LayerSpec, parameter: ParameterSpec, lengths: Lengths) -> int:
+    match layer:
+        case PatchEmbeddingLayer():
+            return layer.num_patches
+        case ClassifierLayer():
+            return 1
+        case BlockLayer() if parameter.name in _FROM_SOURCE:
+            return lengths.seq
+        case BlockLayer() if parameter.is_of_experts and layer.mlp.experts is not None:
+            return num_tokens(layer, lengths) * layer.mlp.experts.top_k
+        case _:
+            return num_tokens(layer, lengths)
+
+
+def _elements_met(layer: LayerSpec, parameter: ParameterSpec) -> int:
+    """Return the elements that one row is multiplied with: of one expert, where there are several."""
+    if isinstance(layer, BlockLayer) and parameter.is_of_experts and layer.mlp.experts is not None:
+        return parameter.num_elements // layer.mlp.experts.num_experts
+    return parameter.num_elements

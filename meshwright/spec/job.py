@@ -10,6 +10,7 @@ from pydantic import Field, model_validator
 from meshwright.errors import UserError
 from meshwright.files import shorten
 from meshwright.spec.base import LONGEST_SEQ, Dtype, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Spec
+from meshwright.spec.tensors import Lengths
 
 _NUMBER = re.compile(r"\s*([0-9]{1,9})\s*")
 _RANGE = re.compile(r"\s*([0-9]{1,9})\s*\.\.\s*([0-9]{1,9})\s*")
@@ -61,17 +62,28 @@ class JobSpec(Spec):
     """One training job.
 
     `global_batch_size` counts samples of `seq_len` tokens per optimizer step over the whole
-    cluster: a number, a range, or "auto" (the search raises it until nothing fits).
+    cluster: a number, a range, or "auto" (the search raises it until nothing fits). Of an encoder-decoder `seq_len`
+    is the source's length, and `target_seq_len` the decoder's; of an image model it is the number of its patches.
     `param_dtype` is what layers compute in, `reduce_dtype` what gradients are summed in,
     `master_dtype` what the optimizer holds.
     """
 
     global_batch_size: BatchSize | BatchRange | Literal["auto"]
     seq_len: Annotated[int, Field(ge=1, le=LONGEST_SEQ)]
+    target_seq_len: Annotated[int, Field(ge=1, le=LONGEST_SEQ)] | None = None
     param_dtype: Dtype = "bf16"
     reduce_dtype: Dtype = "fp32"
     master_dtype: Literal["fp32"] = "fp32"
     optimizer: AdamW = AdamW()
+
+    @property
+    def lengths(self) -> Lengths:
+        return Lengths(self.seq_len, self.target_seq_len or 0)
+
+    @property
+    def tokens_per_sample(self) -> int:
+        """Tokens of one sample, an encoder's and a decoder's."""
+        return self.seq_len + (self.target_seq_len or 0)
 
     @property
     def batch_size(self) -> int:

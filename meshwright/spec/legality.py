@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import lru_cache
 
-from meshwright.spec.model import BlockLayer, LayerSpec
+from meshwright.spec.model import BlockLayer, EmbeddingLayer, HeadLayer, LayerSpec
 from meshwright.spec.strategy import Strategy
 
 
@@ -33,11 +34,13 @@ def why_illegal_tp(layer: LayerSpec, tp: int) -> str | None:
     return None
 
 
-def _split_sizes(layer: LayerSpec) -> tuple[tuple[str, int], ...]:
-    if isinstance(layer, BlockLayer):
-        return (
-            ("num_kv_heads", layer.attention.num_kv_heads),
-            ("num_heads", layer.attention.num_heads),
-            ("ffn_size", layer.mlp.ffn_size),
-        )
-    return (("padded_vocab_size", layer.padded_vocab_size),)
+def _split_sizes(layer: LayerSpec) -> Iterator[tuple[str, int]]:
+    """Yield what tensor parallelism splits; nothing for layers that every rank holds whole."""
+    if isinstance(layer, EmbeddingLayer | HeadLayer):
+        yield "padded_vocab_size", layer.padded_vocab_size
+    elif isinstance(layer, BlockLayer):
+        for attention in (layer.attention, layer.cross_attention):
+            if attention is not None:
+                yield "num_kv_heads", attention.num_kv_heads
+                yield "num_heads", attention.num_heads
+        yield "ffn_size", layer.mlp.ffn_size

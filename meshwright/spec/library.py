@@ -23,6 +23,7 @@ from meshwright.spec.shipped import read_shipped, shipped
 _CLUSTER_TEXT = re.compile(r"(?:(?P<nodes>[0-9]{1,9})\s*x\s*)?(?P<devices>[0-9]{1,9})\s*x\s*(?P<kind>[A-Za-z][\w.-]*)")
 _FILE_ENDINGS = (".json", ".yaml", ".yml")
 _NUM_CLOSE_MATCHES = 3
+_OTHER_NAMES = {"rtx-titan-24g": "titan-rtx"}  # as arXiv 2307.02031 calls it
 MOST_DEVICES = 1 << 14
 
 
@@ -108,7 +109,7 @@ def _cluster_from_text(text: str, *, by_data_sheet: bool) -> ClusterSpec:
 
 
 def _device_entry(kind: str) -> DeviceEntry:
-    devices = _devices()
+    devices, kind = _devices(), _OTHER_NAMES.get(kind, kind)
     if kind not in devices:
         raise UserError(f"device: {shorten(kind)} is not known; known: {', '.join(device_names())}")
     return devices[kind]

@@ -1,122 +1,32 @@
-"""What is trained: a sequence of layers (embedding, blocks, head), each priced and placed on its own."""
+"""What is trained: a sequence of layers (embedding, blocks, head), each priced and placed on its own.
+
+A model begins with an embedding of tokens or of image patches and ends with a head that computes the loss. Between
+them lie blocks, and in Swin layers that merge patches. A layer says what it hands on, so that layers of different
+lengths and widths follow each other, and an encoder's states travel on beside a decoder's.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import cached_property
 from typing import Annotated, Literal, TypeVar
 
 from pydantic import Field, model_validator
 
-from meshwright.spec.base import LONGEST_SEQ, NonNegativeInt, PositiveFloat, PositiveInt, Spec
+from meshwright.spec.base import LONGEST_SEQ, NonNegativeInt, PositiveFloat, Spec
+from meshwright.spec.parts import LARGEST_SIZE, Activation, AttentionSpec, MlpSpec, Norm, Size
+from meshwright.spec.tensors import Length, TensorSpec
 
-Norm = Literal["layernorm", "rmsnorm"]
 VOCAB_MULTIPLE = 128
-# Far above any model, so that a slip of the hand is an error and not a search without end, and so
-# that the elements of a model stay countable in 64 bits.
 MOST_LAYERS = 1 << 12
-LARGEST_SIZE = 1 << 22
-Size = Annotated[int, Field(ge=1, le=LARGEST_SIZE)]
 _Vocabulary = TypeVar("_Vocabulary", "EmbeddingLayer", "HeadLayer")
 
 
-class TensorSpec(Spec):
-    """A tensor that one layer hands to the next: its shape for one sample.
-
-    `shape` entries are sizes, or the name of a length that the job fixes ("seq"). `dtype`
-    "param" is the dtype that layers compute in.
-    """
-
-    name: str
-    shape: tuple[PositiveInt | Literal["seq"], ...]
-    dtype: Literal["param", "fp32", "int64", "bool"] = "param"
-
-    def resolve(self, lengths: Mapping[str, int]) -> tuple[int, ...]:
-        """Return the shape with named lengths filled in."""
-        return tuple(lengths[size] if isinstance(size, str) else size for size in self.shape)
-
-
-class AttentionSpec(Spec):
-    """Causal self-attention: grouped queries, optional rotary positions, biases and q/k norms.
-
-    `qk_norm` normalises every head of q and k (before rotation) with one weight of `head_size`.
-    `latent`: multi-head latent attention, where `head_size` is that of queries and keys.
-    """
-
-    num_heads: Size
-    num_kv_heads: Size
-    head_size: Size
-    bias: bool = False
-    output_bias: bool = False
-    qk_norm: bool = False
-    rotary: bool = False
-    rope_theta: PositiveFloat = 10000.0
-    rope_scaling: RopeScaling | None = None
-    latent: LatentSpec | None = None
-
-    @model_validator(mode="after")
-    def _check(self) -> AttentionSpec:
-        if self.num_heads % self.num_kv_heads:
-            raise ValueError(f"num_kv_heads ({self.num_kv_heads}) must divide num_heads ({self.num_heads})")
-        if self.rotary and self.head_size % 2:
-            raise ValueError(f"rotary positions need an even head_size, not {self.head_size}")
-        return self
-
-
-class LatentSpec(Spec):
-    """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1): keys and values from a small latent.
-
-    Queries come from a latent of `query_rank` (0: straight from the hidden states), keys and values from one of
-    `kv_rank`; of each head, `rope_size` of its `head_size` is rotated (one such key for all heads).
-    """
-
-    query_rank: Annotated[int, Field(ge=0, le=LARGEST_SIZE)]
-    kv_rank: Size
-    rope_size: Size
-    value_size: Size
-
-
-class RopeScaling(Spec):
-    """Llama 3's rescaling of rotary frequencies for longer contexts."""
-
-    factor: PositiveFloat
-    low_freq_factor: PositiveFloat
-    high_freq_factor: PositiveFloat
-    original_max_positions: PositiveInt
-
-
-class MlpSpec(Spec):
-    """The feed-forward part: down(act(up(x))), or down(act(gate(x)) * up(x)) when gated."""
-
-    ffn_size: Size
-    gated: bool
-    activation: Literal["silu", "gelu", "gelu_tanh"]
-    bias: bool = False
-    experts: ExpertsSpec | None = None
-
-
-class ExpertsSpec(Spec):
-    """A mixture of experts in the place of one MLP: a router sends each token to `top_k` of `num_experts`.
-
-    `ffn_size` of the MLP is one expert's. `shared_ffn_size`: of the experts that every token passes, together.
-    """
-
-    num_experts: Size
-    top_k: Size
-    shared_ffn_size: Annotated[int, Field(ge=0, le=LARGEST_SIZE)] = 0
-
-    @model_validator(mode="after")
-    def _check(self) -> ExpertsSpec:
-        if self.top_k > self.num_experts:
-            raise ValueError(f"top_k ({self.top_k}) is above num_experts ({self.num_experts})")
-        return self
-
-
 class EmbeddingLayer(Spec):
-    """Token ids to hidden states; learned positions when `max_positions` is above 0.
+    """Token ids to hidden states; learned positions when `max_positions` is above 0, likewise `token_types`.
 
     `padded_vocab_size` rows are held (one size per model, whatever the tp degree); rows from
-    `vocab_size` on are never used.
+    `vocab_size` on are never used. `norm`: of the sum. `targets`: a decoder's tokens are embedded too, by the same
+    weight, and handed on beside.
     """
 
     kind: Literal["embedding"] = "embedding"
@@ -124,14 +34,60 @@ class EmbeddingLayer(Spec):
     vocab_size: Size
     padded_vocab_size: Size
     max_positions: Annotated[int, Field(ge=0, le=LONGEST_SEQ)] = 0
+    token_types: Annotated[int, Field(ge=0, le=LARGEST_SIZE)] = 0
+    norm: Norm | None = None
+    norm_eps: PositiveFloat = 1e-5
+    targets: bool = False
 
     @model_validator(mode="after")
     def _check(self) -> EmbeddingLayer:
         return _check_padding(self)
 
 
+class PatchEmbeddingLayer(Spec):
+    """Square images to hidden states, one a patch, after those of a learned `class_token`.
+
+    `positions`: learned ones are added.
+    """
+
+    kind: Literal["patch_embedding"] = "patch_embedding"
+    hidden_size: Size
+    image_size: Size
+    patch_size: Size
+    num_channels: Size
+    class_token: bool = False
+    positions: bool = False
+    norm: Norm | None = None
+    norm_eps: PositiveFloat = 1e-5
+
+    @model_validator(mode="after")
+    def _check(self) -> PatchEmbeddingLayer:
+        if self.image_size % self.patch_size:
+            raise ValueError(f"patch_size ({self.patch_size}) must divide image_size ({self.image_size})")
+        return self
+
+    @property
+    def num_patches(self) -> int:
+        return (self.image_size // self.patch_size) ** 2
+
+    @property
+    def patch_elements(self) -> int:
+        """Colours of one patch."""
+        return self.num_channels * self.patch_size**2
+
+    @property
+    def num_tokens(self) -> int:
+        return self.num_patches + self.class_token
+
+
 class BlockLayer(Spec):
-    """One pre-norm decoder block: x + attention(norm(x)), then x + mlp(norm(x))."""
+    """One Transformer block over `length` tokens of a sample.
+
+    Pre-norm: x + attention(norm(x)), then x + mlp(norm(x)). Post-norm: norm(x + attention(x)), then norm(x + mlp(x)).
+    With `cross_attention` (pre-norm only) a part between them attends to the encoder's states, of "seq" tokens.
+    `closing_norm`: the output is normalised once more, which ends an encoder. `carries`: what the block hands on
+    beside its own hidden states.
+    """
 
     kind: Literal["block"] = "block"
     hidden_size: Size
@@ -139,10 +95,54 @@ class BlockLayer(Spec):
     norm_eps: PositiveFloat
     attention: AttentionSpec
     mlp: MlpSpec
+    post_norm: bool = False
+    cross_attention: AttentionSpec | None = None
+    closing_norm: bool = False
+    length: Length = "seq"
+    carries: tuple[TensorSpec, ...] = ()
+
+    @model_validator(mode="after")
+    def _check(self) -> BlockLayer:
+        if self.post_norm and (self.cross_attention is not None or self.closing_norm):
+            raise ValueError("post_norm: neither cross_attention nor closing_norm goes with it")
+        windows = self.attention.windows
+        if windows is not None and self.length != windows.grid**2:
+            raise ValueError(f"length ({self.length}) must be the tokens of the windows' grid, {windows.grid**2}")
+        return self
+
+
+class MergeLayer(Spec):
+    """Swin's patch merging: 2 x 2 neighbours of a `grid` x `grid` become one token of twice the width."""
+
+    kind: Literal["merge"] = "merge"
+    hidden_size: Size
+    grid: Size
+    norm: Norm = "layernorm"
+    norm_eps: PositiveFloat = 1e-5
+
+    @model_validator(mode="after")
+    def _check(self) -> MergeLayer:
+        if self.grid % 2:
+            raise ValueError(f"grid must be even, not {self.grid}")
+        return self
+
+    @property
+    def merged_size(self) -> int:
+        """Width of what the layer reads: four neighbours."""
+        return 4 * self.hidden_size
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens handed on."""
+        return (self.grid // 2) ** 2
 
 
 class HeadLayer(Spec):
-    """The last norm, the projection to the vocabulary, and the summed cross-entropy loss."""
+    """The last norm, the projection to the vocabulary, and the summed cross-entropy loss.
+
+    `transform`: a dense layer with this activation comes before the norm (masked language models). `logit_scale`
+    multiplies what is projected.
+    """
 
     kind: Literal["head"] = "head"
     hidden_size: Size
@@ -150,13 +150,36 @@ class HeadLayer(Spec):
     padded_vocab_size: Size
     norm: Norm
     norm_eps: PositiveFloat
+    transform: Activation | None = None
+    bias: bool = False
+    logit_scale: PositiveFloat = 1.0
+    length: Length = "seq"
 
     @model_validator(mode="after")
     def _check(self) -> HeadLayer:
         return _check_padding(self)
 
 
-LayerSpec = Annotated[EmbeddingLayer | BlockLayer | HeadLayer, Field(discriminator="kind")]
+class ClassifierLayer(Spec):
+    """The last norm (if any), one vector a sample ("first" token or "mean"), a linear map to classes, and the loss.
+
+    `pooler`: a dense layer with tanh comes before the map.
+    """
+
+    kind: Literal["classifier"] = "classifier"
+    hidden_size: Size
+    num_classes: Size
+    pooling: Literal["first", "mean"]
+    norm: Norm | None = None
+    norm_eps: PositiveFloat = 1e-5
+    pooler: bool = False
+    length: Length = "seq"
+
+
+FirstLayer = EmbeddingLayer | PatchEmbeddingLayer
+LastLayer = HeadLayer | ClassifierLayer
+AnyLayer = FirstLayer | BlockLayer | MergeLayer | LastLayer
+LayerSpec = Annotated[AnyLayer, Field(discriminator="kind")]
 
 
 class LayerGroup(Spec):
@@ -170,7 +193,8 @@ class ModelSpec(Spec):
     """A model as a sequence of layers: one embedding, blocks, one head.
 
     `groups` holds the layers run-length encoded; `layers` is the flat sequence. `max_seq_len`
-    is 0 when positions do not limit the length.
+    is 0 when positions do not limit the length. `usual_seq_len` and `usual_target_seq_len` are what a job has that
+    does not say otherwise (0: it must say).
     """
 
     schema_version: Literal[1] = 1
@@ -179,62 +203,160 @@ class ModelSpec(Spec):
     groups: tuple[LayerGroup, ...]
     tied_embedding: bool = False
     max_seq_len: NonNegativeInt = 0
+    usual_seq_len: NonNegativeInt = 0
+    usual_target_seq_len: NonNegativeInt = 0
 
     @model_validator(mode="after")
     def _check(self) -> ModelSpec:
         kinds = [group.layer.kind for group in self.groups]
-        ends_once = kinds.count("embedding") == kinds.count("head") == 1
-        if not kinds or kinds[0] != "embedding" or kinds[-1] != "head" or not ends_once:
+        if len(kinds) < 3:  # noqa: PLR2004 embedding, at least one block, head
+            raise ValueError("groups must be one embedding, then at least one block, then one head")
+        if not isinstance(self.groups[0].layer, FirstLayer) or not isinstance(self.groups[-1].layer, LastLayer):
+            raise ValueError("groups must be one embedding, then blocks, then one head")
+        if not all(isinstance(group.layer, BlockLayer | MergeLayer) for group in self.groups[1:-1]):
             raise ValueError("groups must be one embedding, then blocks, then one head")
         if self.groups[0].num_layers != 1 or self.groups[-1].num_layers != 1:
             raise ValueError("groups: the embedding and the head are one layer each")
-        if len(kinds) < 3:  # noqa: PLR2004 embedding, at least one block, head
-            raise ValueError("groups: a model needs at least one block")
         if (num_layers := sum(group.num_layers for group in self.groups)) > MOST_LAYERS:
             raise ValueError(f"groups: {num_layers} layers are more than the {MOST_LAYERS} that can be planned")
-        if len({group.layer.hidden_size for group in self.groups}) > 1:
-            raise ValueError("groups: every layer must have the same hidden_size")
-        if self.embedding.padded_vocab_size != self.head.padded_vocab_size or (
-            self.embedding.vocab_size != self.head.vocab_size
-        ):
-            raise ValueError("groups: embedding and head must have the same vocabulary size")
+        self._check_chain()
+        self._check_vocabulary()
         return self
 
+    def _check_chain(self) -> None:
+        for before, after in zip(self.groups, self.groups[1:], strict=False):
+            given, wanted = hands_on(before.layer)[0], _takes(after.layer)
+            starts_decoder = isinstance(after.layer, BlockLayer) and after.layer.cross_attention is not None
+            if given.shape != wanted and not (starts_decoder and given.shape[1:] == wanted[1:]):
+                raise ValueError(
+                    f"groups: {before.layer.kind} hands on {_show(given.shape)}, but {after.layer.kind} takes "
+                    f"{_show(wanted)}; neighbours must agree in hidden_size and length"
+                )
+
+    def _check_vocabulary(self) -> None:
+        first, last = self.embedding, self.head
+        if self.tied_embedding and not (isinstance(first, EmbeddingLayer) and isinstance(last, HeadLayer)):
+            raise ValueError("tied_embedding: only an embedding of tokens and a language-model head can share a weight")
+        if isinstance(first, EmbeddingLayer) and isinstance(last, HeadLayer):
+            if first.hidden_size != last.hidden_size:
+                raise ValueError("groups: embedding and head must have the same hidden_size")
+            if (first.padded_vocab_size, first.vocab_size) != (last.padded_vocab_size, last.vocab_size):
+                raise ValueError("groups: embedding and head must have the same vocabulary size")
+
     @cached_property
-    def layers(self) -> tuple[EmbeddingLayer | BlockLayer | HeadLayer, ...]:
+    def layers(self) -> tuple[AnyLayer, ...]:
         return tuple(group.layer for group in self.groups for _ in range(group.num_layers))
 
     @property
-    def embedding(self) -> EmbeddingLayer:
+    def embedding(self) -> FirstLayer:
         layer = self.groups[0].layer
-        assert isinstance(layer, EmbeddingLayer)  # noqa: S101 checked when made
+        assert isinstance(layer, FirstLayer)  # noqa: S101 checked when made
         return layer
 
     @property
-    def head(self) -> HeadLayer:
+    def head(self) -> LastLayer:
         layer = self.groups[-1].layer
-        assert isinstance(layer, HeadLayer)  # noqa: S101 checked when made
+        assert isinstance(layer, LastLayer)  # noqa: S101 checked when made
         return layer
+
+    @property
+    def token_embedding(self) -> EmbeddingLayer:
+        """The embedding of a model of token ids."""
+        assert isinstance(self.embedding, EmbeddingLayer)  # noqa: S101 asked of language models only
+        return self.embedding
+
+    @property
+    def language_head(self) -> HeadLayer:
+        """The head of a language model."""
+        assert isinstance(self.head, HeadLayer)  # noqa: S101 asked of language models only
+        return self.head
 
     @property
     def num_blocks(self) -> int:
-        return len(self.layers) - 2
+        return sum(group.num_layers for group in self.groups if isinstance(group.layer, BlockLayer))
+
+    @property
+    def merges(self) -> tuple[int, ...]:
+        """The indices of layers that merge patches."""
+        return tuple(index for index, layer in enumerate(self.layers) if isinstance(layer, MergeLayer))
 
     @property
     def vocab_size(self) -> int:
-        return self.embedding.vocab_size
+        """Distinct token ids; 0 for images."""
+        return self.embedding.vocab_size if isinstance(self.embedding, EmbeddingLayer) else 0
+
+    @property
+    def has_targets(self) -> bool:
+        """Whether a decoder has tokens of its own beside the encoder's."""
+        return isinstance(self.embedding, EmbeddingLayer) and self.embedding.targets
+
+    @property
+    def fixed_seq_len(self) -> int:
+        """Tokens of every sample where the model decides (an image's patches); 0 where the job does."""
+        return self.embedding.num_tokens if isinstance(self.embedding, PatchEmbeddingLayer) else 0
+
+    @property
+    def is_decoder_only(self) -> bool:
+        """Whether this is a causal language model of pre-norm blocks: embedding, decoder blocks, head."""
+        if not isinstance(self.embedding, EmbeddingLayer) or not isinstance(self.head, HeadLayer):
+            return False
+        ends_plain = self.embedding.norm is None and not self.has_targets and self.head.transform is None
+        return ends_plain and all(_is_decoder(group.layer) for group in self.groups[1:-1])
 
 
-def hands_on(layer: EmbeddingLayer | BlockLayer | HeadLayer) -> tuple[TensorSpec, ...]:
-    """Return the tensors that `layer` hands to the next one; none for the head, which ends in the loss."""
-    if layer.kind == "head":
-        return ()
-    return (TensorSpec(name="hidden", shape=("seq", layer.hidden_size)),)
+def hands_on(layer: AnyLayer) -> tuple[TensorSpec, ...]:
+    """Return the tensors that `layer` hands to the next one, hidden states first; none for a head."""
+    match layer:
+        case HeadLayer() | ClassifierLayer():
+            return ()
+        case EmbeddingLayer():
+            source = TensorSpec(name="hidden", shape=("seq", layer.hidden_size))
+            return (source, target_states(layer.hidden_size)) if layer.targets else (source,)
+        case PatchEmbeddingLayer():
+            return (TensorSpec(name="hidden", shape=(layer.num_tokens, layer.hidden_size)),)
+        case MergeLayer():
+            return (TensorSpec(name="hidden", shape=(layer.num_tokens, 2 * layer.hidden_size)),)
+        case BlockLayer():
+            return (TensorSpec(name="hidden", shape=(layer.length, layer.hidden_size)), *layer.carries)
+
+
+def target_states(hidden_size: int) -> TensorSpec:
+    """Return the embedded targets, which travel through the encoder to the decoder."""
+    return TensorSpec(name="target", shape=("target_seq", hidden_size))
+
+
+def source_states(hidden_size: int) -> TensorSpec:
+    """Return the encoder's states, which travel on to every block of the decoder."""
+    return TensorSpec(name="source", shape=("seq", hidden_size))
+
+
+def relative_table(attention: AttentionSpec) -> TensorSpec:
+    """Return the table of relative positions that the blocks of a stack share: the same for every sample."""
+    buckets = attention.relative.num_buckets if attention.relative else 1
+    return TensorSpec(name="relative", shape=(buckets, attention.num_heads))
 
 
 def pad_vocab(vocab_size: int) -> int:
     """Return the padded vocabulary: the next multiple of 128, which tp up to 128 divides when a power of two."""
     return -(-vocab_size // VOCAB_MULTIPLE) * VOCAB_MULTIPLE
+
+
+def _takes(layer: AnyLayer) -> tuple[Length, ...]:
+    """Return the shape of the hidden states that a layer after the first takes."""
+    if isinstance(layer, MergeLayer):
+        return (layer.grid**2, layer.hidden_size)
+    assert isinstance(layer, BlockLayer | LastLayer)  # noqa: S101 the first layer takes nothing
+    return (layer.length, layer.hidden_size)
+
+
+def _is_decoder(layer: AnyLayer) -> bool:
+    if not isinstance(layer, BlockLayer) or layer.post_norm or layer.closing_norm or layer.cross_attention is not None:
+        return False
+    return layer.attention.causal and not layer.attention.keeps_scores and layer.length == "seq"
+
+
+def _show(shape: tuple[Length, ...]) -> str:
+    return " x ".join(str(size) for size in shape)
 
 
 def _check_padding(layer: _Vocabulary) -> _Vocabulary:

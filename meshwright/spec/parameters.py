@@ -5,7 +5,9 @@ torch modules against it. Column-parallel weights split dimension 0 (their outpu
 row-parallel weights dimension 1 (their inputs are split and their outputs summed). The weights of
 all experts of a layer are one tensor of three dimensions, experts first, and split like those of one
 expert. Latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1) has down-projections that every
-rank holds whole, and up-projections split by heads.
+rank holds whole, and up-projections split by heads. What is small is whole on every rank: norms, positions,
+patch embeddings, patch merging, poolers, classifiers, and the table of relative positions that a stack shares;
+Swin's tables are split by heads.
 """
 
 from __future__ import annotations
@@ -16,17 +18,16 @@ from math import prod
 
 from meshwright.spec.base import NonNegativeInt, PositiveInt, Spec, divide
 from meshwright.spec.model import (
-    AttentionSpec,
     BlockLayer,
+    ClassifierLayer,
     EmbeddingLayer,
-    ExpertsSpec,
     HeadLayer,
-    LatentSpec,
     LayerSpec,
-    MlpSpec,
+    MergeLayer,
     ModelSpec,
-    Norm,
+    PatchEmbeddingLayer,
 )
+from meshwright.spec.parts import AttentionSpec, ExpertsSpec, LatentSpec, MlpSpec, Norm
 
 _EXPERTS = "mlp.experts."
 
@@ -34,18 +35,25 @@ _EXPERTS = "mlp.experts."
 class ParameterSpec(Spec):
     """One parameter of a layer. `tp_dim` None: every tensor-parallel rank holds all of it.
 
-    `acts_on_split` marks a replicated parameter that works on split activations (a norm over
-    heads), so that its gradient must be summed over the tensor-parallel ranks.
+    `is_looked_up`: its rows are looked up or added, not multiplied with. `acts_on_split` marks a replicated parameter
+    that works on split activations (a norm over heads), so that its gradient must be summed over the tensor-parallel
+    ranks.
     """
 
     name: str
     shape: tuple[PositiveInt, ...]
     tp_dim: NonNegativeInt | None = None
+    is_looked_up: bool = False
     acts_on_split: bool = False
 
     @property
     def num_elements(self) -> int:
         return prod(self.shape)
+
+    @property
+    def is_product(self) -> bool:
+        """Whether tokens are multiplied with it."""
+        return len(self.shape) > 1 and not self.is_looked_up
 
     @property
     def is_of_experts(self) -> bool:
@@ -67,10 +75,16 @@ def layer_parameters(layer: LayerSpec) -> tuple[ParameterSpec, ...]:
     match layer:
         case EmbeddingLayer():
             return tuple(_embedding(layer))
+        case PatchEmbeddingLayer():
+            return tuple(_patch_embedding(layer))
         case BlockLayer():
             return tuple(_block(layer))
+        case MergeLayer():
+            return tuple(_merge(layer))
         case HeadLayer():
             return tuple(_head(layer))
+        case ClassifierLayer():
+            return tuple(_classifier(layer))
 
 
 def num_parameters(model: ModelSpec) -> int:
@@ -78,43 +92,72 @@ def num_parameters(model: ModelSpec) -> int:
     total = 0
     for group in model.groups:
         total += group.num_layers * sum(p.num_elements for p in layer_parameters(group.layer))
-    unused_rows = model.embedding.padded_vocab_size - model.vocab_size
-    total -= 2 * unused_rows * model.embedding.hidden_size
+    for layer in (model.embedding, model.head):
+        if isinstance(layer, EmbeddingLayer | HeadLayer):
+            unused_rows = layer.padded_vocab_size - layer.vocab_size
+            total -= unused_rows * (layer.hidden_size + (isinstance(layer, HeadLayer) and layer.bias))
     if model.tied_embedding:
         total -= model.vocab_size * model.embedding.hidden_size
     return total
 
 
 def _embedding(layer: EmbeddingLayer) -> Iterator[ParameterSpec]:
-    yield ParameterSpec(name="token.weight", shape=(layer.padded_vocab_size, layer.hidden_size), tp_dim=0)
+    hidden = layer.hidden_size
+    yield ParameterSpec(name="token.weight", shape=(layer.padded_vocab_size, hidden), tp_dim=0, is_looked_up=True)
     if layer.max_positions:
-        yield ParameterSpec(name="position.weight", shape=(layer.max_positions, layer.hidden_size))
+        yield ParameterSpec(name="position.weight", shape=(layer.max_positions, hidden), is_looked_up=True)
+    if layer.token_types:
+        yield ParameterSpec(name="token_type.weight", shape=(layer.token_types, hidden), is_looked_up=True)
+    if layer.norm is not None:
+        yield from _norm("norm", layer.norm, hidden)
+
+
+def _patch_embedding(layer: PatchEmbeddingLayer) -> Iterator[ParameterSpec]:
+    hidden = layer.hidden_size
+    yield from _linear("projection", hidden, layer.patch_elements, tp_dim=None, bias=True)
+    if layer.class_token:
+        yield ParameterSpec(name="class_token", shape=(hidden,))
+    if layer.positions:
+        yield ParameterSpec(name="position.weight", shape=(layer.num_tokens, hidden), is_looked_up=True)
+    if layer.norm is not None:
+        yield from _norm("norm", layer.norm, hidden)
 
 
 def _block(layer: BlockLayer) -> Iterator[ParameterSpec]:
     attention, mlp, hidden = layer.attention, layer.mlp, layer.hidden_size
     yield from _norm("norm1", layer.norm, hidden)
     if attention.latent is None:
-        yield from _attention(attention, hidden)
+        yield from _attention("attention", attention, hidden)
     else:
         yield from _latent_attention(attention, attention.latent, hidden, layer.norm)
+    if layer.cross_attention is not None:
+        yield from _norm("cross_norm", layer.norm, hidden)
+        yield from _attention("cross_attention", layer.cross_attention, hidden)
     yield from _norm("norm2", layer.norm, hidden)
     if mlp.experts is None:
         yield from _mlp("mlp", mlp, mlp.ffn_size, hidden)
     else:
         yield from _experts(mlp, mlp.experts, hidden)
+    if layer.closing_norm:
+        yield from _norm("closing_norm", layer.norm, hidden)
 
 
-def _attention(attention: AttentionSpec, hidden: int) -> Iterator[ParameterSpec]:
+def _attention(name: str, attention: AttentionSpec, hidden: int) -> Iterator[ParameterSpec]:
     queries = attention.num_heads * attention.head_size
     keys = attention.num_kv_heads * attention.head_size
-    yield from _linear("attention.q", queries, hidden, tp_dim=0, bias=attention.bias)
-    yield from _linear("attention.k", keys, hidden, tp_dim=0, bias=attention.bias)
-    yield from _linear("attention.v", keys, hidden, tp_dim=0, bias=attention.bias)
-    yield from _linear("attention.out", hidden, queries, tp_dim=1, bias=attention.output_bias)
+    yield from _linear(f"{name}.q", queries, hidden, tp_dim=0, bias=attention.bias)
+    yield from _linear(f"{name}.k", keys, hidden, tp_dim=0, bias=attention.bias)
+    yield from _linear(f"{name}.v", keys, hidden, tp_dim=0, bias=attention.bias)
+    yield from _linear(f"{name}.out", hidden, queries, tp_dim=1, bias=attention.output_bias)
     if attention.qk_norm:
-        for name in ("attention.q_norm.weight", "attention.k_norm.weight"):
-            yield ParameterSpec(name=name, shape=(attention.head_size,), acts_on_split=True)
+        for norm in ("q_norm", "k_norm"):
+            yield ParameterSpec(name=f"{name}.{norm}.weight", shape=(attention.head_size,), acts_on_split=True)
+    if attention.relative is not None and attention.relative.owns_table:
+        table = (attention.relative.num_buckets, attention.num_heads)
+        yield ParameterSpec(name=f"{name}.relative.weight", shape=table, is_looked_up=True)
+    if attention.windows is not None:
+        table = (attention.windows.num_positions, attention.num_heads)
+        yield ParameterSpec(name=f"{name}.relative.weight", shape=table, tp_dim=1, is_looked_up=True)
 
 
 def _latent_attention(attention: AttentionSpec, latent: LatentSpec, hidden: int, norm: Norm) -> Iterator[ParameterSpec]:
@@ -149,9 +192,24 @@ def _experts(mlp: MlpSpec, experts: ExpertsSpec, hidden: int) -> Iterator[Parame
         yield from _mlp("mlp.shared", mlp, experts.shared_ffn_size, hidden)
 
 
+def _merge(layer: MergeLayer) -> Iterator[ParameterSpec]:
+    yield from _norm("norm", layer.norm, layer.merged_size)
+    yield from _linear("reduction", 2 * layer.hidden_size, layer.merged_size, tp_dim=None, bias=False)
+
+
 def _head(layer: HeadLayer) -> Iterator[ParameterSpec]:
+    if layer.transform is not None:
+        yield from _linear("transform", layer.hidden_size, layer.hidden_size, tp_dim=None, bias=True)
     yield from _norm("norm", layer.norm, layer.hidden_size)
-    yield ParameterSpec(name="output.weight", shape=(layer.padded_vocab_size, layer.hidden_size), tp_dim=0)
+    yield from _linear("output", layer.padded_vocab_size, layer.hidden_size, tp_dim=0, bias=layer.bias)
+
+
+def _classifier(layer: ClassifierLayer) -> Iterator[ParameterSpec]:
+    if layer.norm is not None:
+        yield from _norm("norm", layer.norm, layer.hidden_size)
+    if layer.pooler:
+        yield from _linear("pooler", layer.hidden_size, layer.hidden_size, tp_dim=None, bias=True)
+    yield from _linear("output", layer.num_classes, layer.hidden_size, tp_dim=None, bias=True)
 
 
 def _norm(name: str, norm: Norm, size: int) -> Iterator[ParameterSpec]:
@@ -160,7 +218,7 @@ def _norm(name: str, norm: Norm, size: int) -> Iterator[ParameterSpec]:
         yield ParameterSpec(name=f"{name}.bias", shape=(size,))
 
 
-def _linear(name: str, num_outputs: int, num_inputs: int, *, tp_dim: int, bias: bool) -> Iterator[ParameterSpec]:
+def _linear(name: str, num_outputs: int, num_inputs: int, *, tp_dim: int | None, bias: bool) -> Iterator[ParameterSpec]:
     yield ParameterSpec(name=f"{name}.weight", shape=(num_outputs, num_inputs), tp_dim=tp_dim)
     if bias:
         # The bias of a row-parallel layer is added after the sum, so it is whole on every rank.

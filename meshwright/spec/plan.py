@@ -13,6 +13,7 @@ from meshwright.spec.cluster import ClusterSpec
 from meshwright.spec.job import BatchSize, Budget, JobSpec
 from meshwright.spec.legality import why_illegal
 from meshwright.spec.model import ModelSpec
+from meshwright.spec.sample import why_wrong_lengths
 from meshwright.spec.schedule import ScheduleName
 from meshwright.spec.strategy import Strategy
 from meshwright.spec.terms import MicroBatchSeconds, StateBytes, StepSeconds, TransientBytes
@@ -144,8 +145,8 @@ class Plan(Spec):
         self._check_devices()
         self._check_layers()
         self._check_tied()
-        if self.model.max_seq_len and self.job.seq_len > self.model.max_seq_len:
-            raise ValueError(f"job.seq_len ({self.job.seq_len}) is above the model's {self.model.max_seq_len}")
+        if reason := why_wrong_lengths(self.model, self.job.seq_len, self.job.target_seq_len):
+            raise ValueError(f"job.{reason}")
         return self
 
     def _check_devices(self) -> None:

@@ -93,6 +93,8 @@ class RunSpec(Spec):
 
     @model_validator(mode="after")
     def _check(self) -> RunSpec:
+        if not self.model.is_decoder_only:
+            raise ValueError(f"model: only runs of causal decoders are priced, and {self.model.name} is none")
         split = self.tp * self.cp * self.pp
         if self.cluster.num_devices % split:
             raise ValueError(

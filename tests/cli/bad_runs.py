@@ -140,7 +140,7 @@ PLANS = [
             put("job", "global_batch_size", value=HUGE)),
     of_plan("unknown schedule", "schedule: must be '1f1b' or 'gpipe', not 'zigzag'",
             put("schedule", value="zigzag")),
-    of_plan("sequence too long", "job.seq_len (1000) is above the model's 256", put("job", "seq_len", value=1000)),
+    of_plan("sequence too long", "job.seq_len: 1000 is above what tiny-llama has", put("job", "seq_len", value=1000)),
     of_plan("more layers in the model", "6 layers planned, but tiny-llama has 11",
             put("model", "groups", 1, "num_layers", value=9)),
     of_plan("more layers in the plan", "7 layers planned, but tiny-llama has 6", put(*RUN, "num_layers", value=7)),

@@ -49,7 +49,7 @@ def test_backward_takes_about_twice_as_long():
 @pytest.mark.parametrize("name", ["llama-2-7b", "llama-3-8b", "gpt2-xl"])
 def test_nothing_is_faster_than_the_peak(name: str):
     block = model(name).layers[1]
-    flops = forward_flops(block, BF16.seq_len)
+    flops = forward_flops(block, BF16.lengths)
     halved = flops.matmul_flops + flops.attention_flops / 2  # the masked half of the scores is skipped
     assert layer_compute(block, 1, 1, BF16, A100).forward_s > halved / A100.bf16_flops_per_s
 

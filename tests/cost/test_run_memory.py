@@ -22,7 +22,8 @@ from meshwright.cost.run_stages import stages_of
 from meshwright.spec.job import JobSpec
 from meshwright.spec.library import model
 from meshwright.spec.memory import shipped_memory
-from meshwright.spec.model import AttentionSpec, BlockLayer, ExpertsSpec, LatentSpec, MlpSpec
+from meshwright.spec.model import BlockLayer
+from meshwright.spec.parts import AttentionSpec, ExpertsSpec, LatentSpec, MlpSpec
 from meshwright.spec.run import HeldBytes, RunSpec, Software
 from meshwright.spec.strategy import Strategy
 from tests.runs import HEADS, HIDDEN, VOCAB, gpt, make_run, of_blocks

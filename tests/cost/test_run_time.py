@@ -15,7 +15,8 @@ from meshwright.cost.run_time import RunSeconds, StageSeconds, run_time
 from meshwright.spec.cluster import ClusterSpec
 from meshwright.spec.constants import Constants, shipped_constants
 from meshwright.spec.library import cluster, model
-from meshwright.spec.model import BlockLayer, ExpertsSpec, LayerGroup, ModelSpec
+from meshwright.spec.model import BlockLayer, LayerGroup, ModelSpec
+from meshwright.spec.parts import ExpertsSpec
 from meshwright.spec.run import HeldBytes, RunSpec, Software
 
 A100, NODES = cluster("8xa100-sxm-80g"), cluster("4x8xa100-sxm-80g")

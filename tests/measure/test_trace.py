@@ -60,6 +60,7 @@ def rotary_storages(layer: LayerSpec, dtype: Dtype) -> list[torch.Tensor]:
 @pytest.mark.parametrize("name", LAYERS)
 def test_counts_are_those_of_the_layer(name: str, dtype: Dtype, tp: int):
     layer, device = LAYERS[name], torch.device("cpu")
+    job = JobSpec(global_batch_size=SAMPLES, seq_len=SEQ_LEN, param_dtype=dtype)
     module = built_layer(layer, tp, dtype, device)
     shapes = {name: tuple(local_data(parameter).shape) for name, parameter in module.named_parameters()}
     assert shapes == {p.name: p.local_shape(tp) for p in layer_parameters(layer)}
@@ -68,11 +69,10 @@ def test_counts_are_those_of_the_layer(name: str, dtype: Dtype, tp: int):
     # The counter does not know CPU's attention kernel, but the products that it stands for.
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
         module(inputs, *extra)
-    flops = forward_flops(layer, SEQ_LEN)
+    flops = forward_flops(layer, job.lengths)
     expected = SAMPLES * (flops.matmul_flops + flops.attention_flops) / tp
     assert counter.get_total_flops() == pytest.approx(expected, rel=0.01)
 
-    job = JobSpec(global_batch_size=SAMPLES, seq_len=SEQ_LEN, param_dtype=dtype)
     leave_out = [local_data(p) for p in module.parameters()] + rotary_storages(layer, dtype)
     saved = saved_bytes(lambda: module(inputs, *extra), leave_out)
     predicted = activation_bytes(layer, Strategy(tp=tp), SAMPLES, job, "cpu_stock")

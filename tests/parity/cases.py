@@ -9,14 +9,13 @@ from meshwright.spec.base import Dtype
 from meshwright.spec.cluster import ClusterSpec, DeviceSpec, LinkSpec
 from meshwright.spec.job import AdamW, Budget, JobSpec
 from meshwright.spec.model import (
-    AttentionSpec,
     BlockLayer,
     EmbeddingLayer,
     HeadLayer,
     LayerGroup,
-    MlpSpec,
     ModelSpec,
 )
+from meshwright.spec.parts import AttentionSpec, MlpSpec
 from meshwright.spec.plan import Plan, StagePlan
 from meshwright.spec.schedule import ScheduleName
 from meshwright.spec.strategy import Strategy

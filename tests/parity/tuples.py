@@ -14,8 +14,9 @@ from meshwright.models import Transformer, build_model
 from meshwright.models.decoder import Block, Embedding, Head
 from meshwright.runtime import pipeline
 from meshwright.runtime.initialize import initialize
-from meshwright.spec.model import LayerSpec, TensorSpec
+from meshwright.spec.model import LayerSpec
 from meshwright.spec.plan import Plan
+from meshwright.spec.tensors import TensorSpec
 from tests.parity.cases import llama, make_plan, s
 from tests.parity.reference import make_batch
 

@@ -282,7 +282,7 @@ def test_refusals_name_rule_and_reason():
 
 def test_the_ends_are_recomputed_only_where_it_helps():
     recompute = Strategy(recompute="full")
-    embedding = "L3: recomputing an embedding cannot help: it keeps only token ids"
+    embedding = "L3: recomputing an embedding cannot help: it keeps little but its input"
     head = "L3: recomputing a head cannot help: its backward pass follows at once"
     assert not model("tiny-llama").tied_embedding
     assert refusals("tiny-llama", recompute, 8) == [embedding, "", head]

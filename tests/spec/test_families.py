@@ -11,8 +11,9 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from meshwright.errors import UserError
 from meshwright.spec.families import READERS, model_from_config, model_from_file
-from meshwright.spec.model import BlockLayer, ModelSpec, RopeScaling
+from meshwright.spec.model import BlockLayer, ModelSpec
 from meshwright.spec.parameters import layer_parameters, num_parameters
+from meshwright.spec.parts import RopeScaling
 from tests.configs import GPT2, LLAMA, LLAMA3_ROPE
 
 CASES = [

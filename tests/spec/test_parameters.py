@@ -10,18 +10,16 @@ from meshwright.errors import UserError
 from meshwright.spec.flops import forward_flops, step_flops
 from meshwright.spec.library import model
 from meshwright.spec.model import (
-    AttentionSpec,
     BlockLayer,
     EmbeddingLayer,
-    ExpertsSpec,
     HeadLayer,
-    LatentSpec,
     LayerGroup,
-    MlpSpec,
     ModelSpec,
     pad_vocab,
 )
 from meshwright.spec.parameters import ParameterSpec, layer_parameters, num_parameters
+from meshwright.spec.parts import AttentionSpec, ExpertsSpec, LatentSpec, MlpSpec
+from meshwright.spec.tensors import Lengths
 
 
 @pytest.mark.parametrize("name", ["tiny-gpt2", "tiny-llama"])
@@ -57,7 +55,7 @@ def test_block_flops_by_hand():
     """tiny-llama: hidden 64, 4 heads and 2 kv heads of 16, ffn 192, sequence 8."""
     seq = 8
     products = [(64, 64), (64, 32), (64, 32), (64, 64), (64, 192), (64, 192), (192, 64)]
-    flops = forward_flops(model("tiny-llama").layers[1], seq)
+    flops = forward_flops(model("tiny-llama").layers[1], Lengths(seq))
     assert flops.matmul_flops == sum(2 * seq * rows * columns for rows, columns in products)
     assert flops.attention_flops == 4 * (2 * seq * seq * 16 + 2 * seq * seq * 16)
 
@@ -66,7 +64,7 @@ def test_step_flops_are_near_six_per_parameter_and_token():
     """Without the embedding, and where attention is small beside the weights."""
     llama = model("llama-2-7b")
     weights = num_parameters(llama) - llama.vocab_size * 4096
-    assert step_flops(llama, 128, 3) == pytest.approx(6 * weights * 128 * 3, rel=0.01)
+    assert step_flops(llama, Lengths(128), 3) == pytest.approx(6 * weights * 128 * 3, rel=0.01)
 
 
 def _model(blocks: list[tuple[int, BlockLayer]], vocab_size: int) -> ModelSpec:
@@ -96,7 +94,7 @@ def test_a_published_mixture_of_experts():
     assert num_parameters(mixtral) == 46_702_792_704
     met = num_parameters(mixtral) - 32 * 6 * 3 * 4096 * 14336
     assert met == pytest.approx(12.9e9, rel=0.005)
-    assert step_flops(mixtral, 128, 1) == pytest.approx(6 * (met - 32000 * 4096) * 128, rel=0.01)
+    assert step_flops(mixtral, Lengths(128), 1) == pytest.approx(6 * (met - 32000 * 4096) * 128, rel=0.01)
 
 
 def test_a_published_model_with_latent_attention():
@@ -140,5 +138,5 @@ def test_queries_without_a_latent_come_straight_from_the_hidden_states():
         "attention.kv_b.weight": (4096, 512),
         "attention.out.weight": (2048, 2048),
     }
-    flops = forward_flops(block, 8)
+    flops = forward_flops(block, Lengths(8))
     assert flops.attention_flops == 2 * 8 * 8 * 16 * (192 + 128)

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 from meshwright.errors import UserError
 from meshwright.files import shorten
-from meshwright.spec.model import LARGEST_SIZE, MlpSpec
+from meshwright.spec.parts import LARGEST_SIZE, MlpSpec
 
 LARGEST_NUMBER = 1e18
 ACTIVATIONS: dict[str, str] = {

@@ -9,7 +9,6 @@ from meshwright.spec.base import LONGEST_SEQ
 from meshwright.spec.families.config import Config
 from meshwright.spec.model import (
     MOST_LAYERS,
-    AttentionSpec,
     BlockLayer,
     EmbeddingLayer,
     HeadLayer,
@@ -17,6 +16,7 @@ from meshwright.spec.model import (
     ModelSpec,
     pad_vocab,
 )
+from meshwright.spec.parts import AttentionSpec
 
 _FFN_RATIO = 4  # the default of n_inner
 

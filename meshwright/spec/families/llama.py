@@ -9,15 +9,14 @@ from meshwright.spec.base import LONGEST_SEQ
 from meshwright.spec.families.config import Config
 from meshwright.spec.model import (
     MOST_LAYERS,
-    AttentionSpec,
     BlockLayer,
     EmbeddingLayer,
     HeadLayer,
     LayerGroup,
     ModelSpec,
-    RopeScaling,
     pad_vocab,
 )
+from meshwright.spec.parts import AttentionSpec, RopeScaling
 
 _DEFAULT_THETA = 10000.0
 _ROPE_TYPES = {"default": "default", "llama3": "llama3"}

@@ -1,0 +1,36 @@
+"""What a sample of a model is: the lengths that a job may have."""
+
+from __future__ import annotations
+
+from meshwright.errors import UserError
+from meshwright.files import shorten
+from meshwright.spec.model import ModelSpec
+from meshwright.spec.tensors import Lengths
+
+
+def sample_lengths(model: ModelSpec, seq_len: int | None, target_seq_len: int | None) -> Lengths:
+    """Return the lengths of a job's samples: what is given, else what is usual for `model`. UserError in one line."""
+    if seq_len is None:
+        if not model.usual_seq_len:
+            raise UserError(f"seq-len: required, since {model.name} has no usual length; give one, such as 2048")
+        seq_len = model.usual_seq_len
+    if target_seq_len is None and model.has_targets:
+        target_seq_len = model.usual_target_seq_len or None
+    if reason := why_wrong_lengths(model, seq_len, target_seq_len):
+        field, _, rest = reason.partition(":")
+        raise UserError(f"{field.replace('_', '-')}:{rest}")
+    return Lengths(seq_len, target_seq_len or 0)
+
+
+def why_wrong_lengths(model: ModelSpec, seq_len: int, target_seq_len: int | None) -> str | None:
+    """Return why samples of these lengths cannot be those of `model`, or None: the field first, then the reason."""
+    fixed, most = model.fixed_seq_len, model.max_seq_len
+    if fixed and seq_len != fixed:
+        return f"seq_len: {shorten(seq_len)} is not the {fixed} tokens of an image of {model.name}; leave it out"
+    if most and seq_len > most:
+        return f"seq_len: {shorten(seq_len)} is above what {model.name} has positions for ({most})"
+    if model.has_targets and target_seq_len is None:
+        return f"target_seq_len: required, since {model.name} has a decoder beside its encoder; such as {seq_len}"
+    if not model.has_targets and target_seq_len is not None:
+        return f"target_seq_len: {target_seq_len} is given, but {model.name} has no decoder beside an encoder"
+    return None
