@@ -99,6 +99,13 @@ SPACES = {
             name="uniform", about="one strategy of any kind for all layers, even stages", uniform=True, partition="even"
         ),
         Space(
+            name="alpa-like",
+            about="an approximation of Alpa: DP, ZeRO-2 and TP layer by layer, stages of any size on equal meshes, "
+            "no recomputation",
+            data_parallel=("replicate", "zero2"),
+            recompute=False,
+        ),
+        Space(
             name="dp+tp",
             about="DP and TP layer by layer, no pipeline",
             data_parallel=("replicate",),
