@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from meshwright.errors import UserError
 from meshwright.files import explain, is_folder, read_data
-from meshwright.spec.families import gpt2, llama, qwen3
+from meshwright.spec.families import bert, gpt2, llama, mistral, mixtral, qwen3, swin, t5, vit
 from meshwright.spec.families.config import Config
 from meshwright.spec.model import ModelSpec
 
@@ -21,8 +21,18 @@ READERS: dict[str, Reader] = {
     "llama": llama.read,
     "qwen2": qwen3.read_qwen2,
     "qwen3": qwen3.read_qwen3,
+    "mistral": mistral.read,
+    "mixtral": mixtral.read,
+    "bert": bert.read,
+    "t5": t5.read,
+    "vit": vit.read,
+    "swin": swin.read,
 }
 _CONFIG_NAME = "config.json"
+_HOW_TO_ADD = (
+    "to add one, write a reader in meshwright/spec/families and enter it in READERS "
+    '(CONTRIBUTING.md, "Adding a model family")'
+)
 
 
 def model_from_config(config: Any, *, name: str, where: str) -> ModelSpec:
@@ -39,7 +49,8 @@ def model_from_config(config: Any, *, name: str, where: str) -> ModelSpec:
         raise UserError(f"{where}: model_type: required, but missing; supported: {', '.join(READERS)}")
     reader = READERS.get(model_type) if isinstance(model_type, str) else None
     if reader is None:
-        raise UserError(f"{where}: model_type: {model_type!r} is not supported; supported: {', '.join(READERS)}")
+        supported = ", ".join(READERS)
+        raise UserError(f"{where}: model_type: {model_type!r} is not supported; supported: {supported}; {_HOW_TO_ADD}")
     try:
         return reader(Config(fields, where), name)
     except ValidationError as error:

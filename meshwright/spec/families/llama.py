@@ -1,6 +1,7 @@
 """Llama 1 to 3: RMS norms, rotary positions, grouped queries, a gated feed-forward part.
 
-`build` is shared with the families that differ from Llama in biases and q/k norms only.
+`attention` and `build` are shared with the families that differ from Llama in biases, q/k norms, a sliding window
+and experts only.
 """
 
 from __future__ import annotations
@@ -16,9 +17,10 @@ from meshwright.spec.model import (
     ModelSpec,
     pad_vocab,
 )
-from meshwright.spec.parts import AttentionSpec, RopeScaling
+from meshwright.spec.parts import AttentionSpec, ExpertsSpec, RopeScaling
 
 _DEFAULT_THETA = 10000.0
+_DEFAULT_EPS = 1e-6
 _ROPE_TYPES = {"default": "default", "llama3": "llama3"}
 
 
@@ -35,9 +37,19 @@ def read(config: Config, name: str) -> ModelSpec:
 
 
 def attention(
-    config: Config, *, bias: bool, output_bias: bool, qk_norm: bool, head_size: int | None = None
+    config: Config,
+    *,
+    bias: bool,
+    output_bias: bool,
+    qk_norm: bool,
+    head_size: int | None = None,
+    sliding_window: int = 0,
+    theta: float = _DEFAULT_THETA,
 ) -> AttentionSpec:
-    """Return the attention part. `head_size` is the family's default; without one, hidden_size / heads."""
+    """Return the attention part.
+
+    `head_size` and `theta` are the family's defaults; without the first, a head has hidden_size / heads.
+    """
     hidden, heads = config.count("hidden_size"), config.count("num_attention_heads")
     kv_heads = config.count("num_key_value_heads", heads)
     config.divisible("num_attention_heads", heads, "num_key_value_heads", kv_heads)
@@ -46,7 +58,7 @@ def attention(
     head_size = config.count("head_dim", head_size)
     if head_size % 2:
         raise config.error("head_dim", f"must be even for rotary positions, not {head_size}")
-    theta, scaling = _rope(config)
+    theta, scaling = _rope(config, theta)
     return AttentionSpec(
         num_heads=heads,
         num_kv_heads=kv_heads,
@@ -57,15 +69,26 @@ def attention(
         rotary=True,
         rope_theta=theta,
         rope_scaling=scaling,
+        sliding_window=sliding_window,
     )
 
 
-def build(config: Config, name: str, *, family: str, attention: AttentionSpec, mlp_bias: bool) -> ModelSpec:
-    """Return the model of a Llama-like `config` with this attention part."""
+def build(
+    config: Config,
+    name: str,
+    *,
+    family: str,
+    attention: AttentionSpec,
+    mlp_bias: bool,
+    experts: ExpertsSpec | None = None,
+    eps: float = _DEFAULT_EPS,
+) -> ModelSpec:
+    """Return the model of a Llama-like `config` with this attention part. `eps` is the family's default."""
     config.refuse_unless("quantization_config", [], "quantised weights cannot be trained")
     hidden, vocab = config.count("hidden_size"), config.count("vocab_size")
-    eps = config.number("rms_norm_eps", 1e-6)
+    eps = config.number("rms_norm_eps", eps)
     mlp = config.mlp(config.count("intermediate_size"), "hidden_act", default_act="silu", gated=True, bias=mlp_bias)
+    mlp = mlp.model_copy(update={"experts": experts})
     embedding = EmbeddingLayer(hidden_size=hidden, vocab_size=vocab, padded_vocab_size=pad_vocab(vocab))
     block = BlockLayer(hidden_size=hidden, norm="rmsnorm", norm_eps=eps, attention=attention, mlp=mlp)
     head = HeadLayer(
@@ -84,7 +107,7 @@ def build(config: Config, name: str, *, family: str, attention: AttentionSpec, m
     )
 
 
-def _rope(config: Config) -> tuple[float, RopeScaling | None]:
+def _rope(config: Config, default_theta: float) -> tuple[float, RopeScaling | None]:
     """Return the rotary base and its rescaling.
 
     Newer files hold both in `rope_parameters`; older ones hold `rope_theta` beside `rope_scaling`.
@@ -95,7 +118,7 @@ def _rope(config: Config) -> tuple[float, RopeScaling | None]:
         raise config.error(field, "one entry per kind of layer is not supported; only one for all layers")
     for owner in (config, rope):
         owner.refuse_unless("partial_rotary_factor", [1.0], "rotation of a part of each head")
-    theta = rope.number("rope_theta", config.number("rope_theta", _DEFAULT_THETA))
+    theta = rope.number("rope_theta", config.number("rope_theta", default_theta))
     kind_field = "type" if rope.get("rope_type") is None else "rope_type"  # the older name
     if rope.get(kind_field) is None and rope.get("factor") is not None:
         raise rope.error("rope_type", "required beside factor, but missing")
