@@ -81,7 +81,7 @@ def of_predict(says: str, **options: str) -> Bad:
 MODELS = [
     of_plan_option("model: 'llama-9' is neither a known model nor a file", model="llama-9"),
     of_plan_option("missing/config.json: no such file", model="missing/config.json"),
-    of_plan_option("known: demo-llama", model=""),
+    of_plan_option("known: bert-base", model=""),
     of_plan_option("is neither a known model nor a file", model="\u043c\u043e\u0434\u0435\u043b\u044c"),
     of_plan_option("a\\nb.json: no such file", model="a\nb.json"),
     of_plan_option("cannot be read: File name too long", model="x/" + "y" * 5000),

@@ -14,6 +14,7 @@ from meshwright.files import write_spec
 from meshwright.spec.library import cluster, device, device_names, model, model_names
 from meshwright.spec.parameters import num_parameters
 from meshwright.units import GiB
+from tests.spec import test_paper_models
 
 PUBLISHED = {
     "gpt2": 124_439_808,
@@ -27,6 +28,16 @@ PUBLISHED = {
     "llama-3-70b": 70_553_706_496,
     "llama-3.1-405b": 405_853_388_800,
     "llama-3.2-1b": 1_235_814_400,
+    "mistral-7b": 7_241_732_096,
+    "mixtral-8x7b": 46_702_792_704,
+    "bert-base": 109_514_298,
+    "bert-large": 335_174_458,
+    "t5-small": 60_506_624,
+    "t5-base": 222_903_552,
+    "t5-large": 737_668_096,
+    "vit-base": 86_567_656,
+    "vit-large": 304_326_632,
+    "swin-large": 196_735_516,
 }
 GPT3_ROUNDED = {  # arXiv 2005.14165, table 2.1
     "gpt3-125m": 125e6,
@@ -62,7 +73,8 @@ def test_small_models_are_those_of_transformers(name: str):
 
 
 def test_every_shipped_model_is_tested_above():
-    assert set(model_names()) == PUBLISHED.keys() | GPT3_ROUNDED.keys() | SMALL
+    small = SMALL | set(test_paper_models.SMALL)
+    assert set(model_names()) == PUBLISHED.keys() | GPT3_ROUNDED.keys() | test_paper_models.PAPER.keys() | small
 
 
 def test_names_ignore_case():
@@ -74,7 +86,7 @@ def test_names_ignore_case():
     [
         ("gpt2-x", "'gpt2-x' is neither a known model nor a file; did you mean gpt2-xl"),
         ("llama-2-7B-hf", "did you mean llama-2-7b"),
-        ("???", "known: demo-llama, gpt2"),
+        ("???", "known: bert-base, bert-huge-32"),
         ("x" * 5000, "is neither a known model nor a file"),
         ("missing.json", "missing.json: no such file"),
         ("missing/model.yaml", "missing/model.yaml: no such file"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from math import prod
+from typing import Any
 
 import pytest
 
@@ -22,7 +23,7 @@ from meshwright.spec.parts import AttentionSpec, ExpertsSpec, LatentSpec, MlpSpe
 from meshwright.spec.tensors import Lengths
 
 
-@pytest.mark.parametrize("name", ["tiny-gpt2", "tiny-llama"])
+@pytest.mark.parametrize("name", ["tiny-gpt2", "tiny-llama", "tiny-bert", "tiny-t5", "tiny-vit", "tiny-swin"])
 @pytest.mark.parametrize("tp", [1, 2])
 def test_the_shards_make_up_the_whole(name: str, tp: int):
     for layer in model(name).layers:
@@ -37,8 +38,9 @@ def test_a_degree_that_does_not_divide():
         parameter.local_shape(4)
 
 
-def test_names_are_unique():
-    for layer in model("tiny-gpt2").layers:
+@pytest.mark.parametrize("name", ["tiny-gpt2", "tiny-bert", "tiny-t5", "tiny-vit", "tiny-swin"])
+def test_names_are_unique(name: str):
+    for layer in model(name).layers:
         names = [parameter.name for parameter in layer_parameters(layer)]
         assert len(names) == len(set(names))
 
@@ -46,6 +48,7 @@ def test_names_are_unique():
 def test_padding_and_tying_are_not_counted():
     gpt2 = model("gpt2")
     listed = sum(p.num_elements for layer in gpt2.layers for p in layer_parameters(layer))
+    assert isinstance(gpt2.embedding, EmbeddingLayer)
     extra_rows = gpt2.embedding.padded_vocab_size - gpt2.vocab_size
     assert extra_rows == 50304 - 50257
     assert listed - num_parameters(gpt2) == 768 * (2 * extra_rows + gpt2.vocab_size)
@@ -69,7 +72,11 @@ def test_step_flops_are_near_six_per_parameter_and_token():
 
 def _model(blocks: list[tuple[int, BlockLayer]], vocab_size: int) -> ModelSpec:
     hidden = blocks[0][1].hidden_size
-    sizes = {"hidden_size": hidden, "vocab_size": vocab_size, "padded_vocab_size": pad_vocab(vocab_size)}
+    sizes: dict[str, Any] = {
+        "hidden_size": hidden,
+        "vocab_size": vocab_size,
+        "padded_vocab_size": pad_vocab(vocab_size),
+    }
     return ModelSpec(
         name="test",
         family="llama",
