@@ -11,7 +11,7 @@ from typing import Any
 
 from meshwright.cost.predict import predict
 from meshwright.search.balance import stage_sizes
-from meshwright.search.engine import Found, search
+from meshwright.search.engine import Found, Request, search
 from meshwright.search.planner import make_request
 from meshwright.search.space import Partition
 from meshwright.spec import library
@@ -79,15 +79,18 @@ def cells() -> list[Cell]:
     ]
 
 
-def solved(cell: Cell, row: str, *, time_limit_s: float, partition: Partition | None = None) -> dict[str, Any]:
+def solved(
+    cell: Cell, row: str, *, time_limit_s: float, partition: Partition | None = None, num_stages: int | None = None
+) -> dict[str, Any]:
     """Return the best plan of a row of `cell` as plain data; `samples_per_s` 0 where nothing fits."""
-    outcome = search(_request(cell, row, time_limit_s, partition))
+    outcome = search(_request(cell, row, time_limit_s, partition, num_stages))
     result: dict[str, Any] = {
         "cluster": cell.cluster,
         "model": cell.model,
         "budget": cell.budget,
         "row": row,
-        "partition": partition,
+        "partition": partition or "exact",
+        "num_stages": num_stages,
         "overlaps": cell.overlaps,
         "samples_per_s": 0.0,
     }
@@ -96,7 +99,7 @@ def solved(cell: Cell, row: str, *, time_limit_s: float, partition: Partition | 
     return result | _described(outcome) | {"search_s": outcome.search_s}
 
 
-def _request(cell: Cell, row: str, time_limit_s: float, partition: Partition | None) -> Any:
+def _request(cell: Cell, row: str, time_limit_s: float, partition: Partition | None, num_stages: int | None) -> Request:
     cluster = library.cluster(cell.cluster)
     if not cell.overlaps:
         cluster = cluster.model_copy(update={"device": cluster.device.model_copy(update={"overlap_slowdown": None})})
@@ -110,6 +113,7 @@ def _request(cell: Cell, row: str, time_limit_s: float, partition: Partition | N
         dtype=cell.dtype,
         space=row,
         partition=partition,
+        stages=num_stages,
         time_limit_s=time_limit_s,
     )
 
