@@ -24,7 +24,7 @@ class Count(NamedTuple):
     stated_millions: float
 
 
-# Galvatron-BMW, arXiv 2307.02031, table of models; of the GPT-3 models the paper says no more than the name.
+# Galvatron-BMW, arXiv 2307.02031, table of models; the counts of the GPT-3 models are those of their names.
 PAPER = {
     "bert-huge-32": Count(671_079_482, 672),
     "bert-huge-48": Count(985_918_522, 987),

@@ -51,8 +51,10 @@ def model_from_config(config: Any, *, name: str, where: str) -> ModelSpec:
     if reader is None:
         supported = ", ".join(READERS)
         raise UserError(f"{where}: model_type: {model_type!r} is not supported; supported: {supported}; {_HOW_TO_ADD}")
+    readable = Config(fields, where)
+    readable.refuse_unless("quantization_config", [], "quantised weights cannot be trained")
     try:
-        return reader(Config(fields, where), name)
+        return reader(readable, name)
     except ValidationError as error:
         raise UserError(f"{where}: {explain(error)}") from None
 

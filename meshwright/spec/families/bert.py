@@ -63,7 +63,6 @@ def _refuse(config: Config) -> None:
     config.refuse_unless("add_cross_attention", [False], "not an encoder alone")
     config.refuse_unless("chunk_size_feed_forward", [0], "a feed-forward part in chunks")
     config.refuse_unless("pruned_heads", [{}], "blocks of different shapes")
-    config.refuse_unless("quantization_config", [], "quantised weights cannot be trained")
 
 
 def _block(config: Config) -> BlockLayer:

@@ -84,7 +84,6 @@ def build(
     eps: float = _DEFAULT_EPS,
 ) -> ModelSpec:
     """Return the model of a Llama-like `config` with this attention part. `eps` is the family's default."""
-    config.refuse_unless("quantization_config", [], "quantised weights cannot be trained")
     hidden, vocab = config.count("hidden_size"), config.count("vocab_size")
     eps = config.number("rms_norm_eps", eps)
     mlp = config.mlp(config.count("intermediate_size"), "hidden_act", default_act="silu", gated=True, bias=mlp_bias)

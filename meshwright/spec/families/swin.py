@@ -28,7 +28,6 @@ def read(config: Config, name: str) -> ModelSpec:
     """Return the model that a Swin `config` describes."""
     config.architecture(_ARCHITECTURES, "classes")
     config.refuse_unless("use_absolute_embeddings", [False], "learned positions")
-    config.refuse_unless("quantization_config", [], "quantised weights cannot be trained")
     embedding = patch_embedding(config, config.count("embed_dim"), norm="layernorm")
     blocks = list(_stages(config, embedding.hidden_size, embedding.image_size // embedding.patch_size))
     last = blocks[-1]

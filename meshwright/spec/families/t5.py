@@ -46,7 +46,6 @@ def read(config: Config, name: str) -> ModelSpec:
     """Return the model that a T5 `config` describes."""
     config.architecture(_ARCHITECTURES, "tokens")
     config.refuse_unless("is_encoder_decoder", [True], "an encoder or a decoder alone")
-    config.refuse_unless("quantization_config", [], "quantised weights cannot be trained")
     hidden, vocab = config.count("d_model"), config.count("vocab_size")
     padded, eps = pad_vocab(vocab), config.number("layer_norm_epsilon", _EPS)
     is_tied = config.flag("tie_word_embeddings", default=True)

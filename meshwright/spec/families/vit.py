@@ -17,7 +17,6 @@ _ARCHITECTURES = {"ViTModel": "classes", "ViTForImageClassification": "classes"}
 def read(config: Config, name: str) -> ModelSpec:
     """Return the model that a ViT `config` describes."""
     config.architecture(_ARCHITECTURES, "classes")
-    config.refuse_unless("quantization_config", [], "quantised weights cannot be trained")
     hidden = config.count("hidden_size")
     embedding = patch_embedding(config, hidden, class_token=True, positions=True)
     block = _block(config, hidden, embedding.num_tokens)
