@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from math import isfinite
+from math import isfinite, prod
 
 import torch
 import torch.distributed as dist
@@ -39,9 +39,14 @@ from meshwright.runtime.stage import Stage
 from meshwright.spec.mesh import MeshShape
 from meshwright.spec.parameters import layer_parameters
 from meshwright.spec.plan import Plan, needs_copy
+from meshwright.spec.sample import input_shapes, target_shape
 
-Batch = Callable[[int, int], tuple[Tensor, Tensor]]
-"""(first, count) -> ids and targets [count, seq] of these samples of the global batch."""
+Batch = Callable[[int, int], tuple[Tensor | tuple[Tensor, ...], Tensor]]
+"""(first, count) -> what the first layer takes of these samples of the global batch, and the loss's targets.
+
+Shapes are `spec.sample.input_shapes` and `target_shape` after the number of samples: ids and targets [count, seq] of
+a decoder, source and target ids and targets of an encoder-decoder, images and classes [count] of an image model.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,7 +144,7 @@ class Engine:
             if needs_copy(self.plan.strategies[unit[0]], self.plan.job)
         ]
         set_prefetch(self._units_backward())
-        self._ids_mesh, self._targets_mesh = MeshShape.of(first), MeshShape.of(last)
+        self._inputs_mesh, self._targets_mesh = MeshShape.of(first), MeshShape.of(last)
         self._last_norm = 0.0
         self._wants_stop = False
 
@@ -156,9 +161,9 @@ class Engine:
 
         `batch` is asked only for the samples that this rank needs.
         """
-        most_tokens = self.plan.global_batch_size * self.plan.job.seq_len
-        batch = lru_cache(maxsize=1)(batch)  # on one stage ids and targets are often of the same slice
-        sums = self.pipeline.step(self._ids(batch), self._targets(batch), 1.0 / most_tokens, self._before_backward)
+        most_tokens = self.plan.global_batch_size * prod(target_shape(self.plan.model, self.plan.job))
+        batch = lru_cache(maxsize=1)(batch)  # on one stage inputs and targets are often of the same slice
+        sums = self.pipeline.step(self._inputs(batch), self._targets(batch), 1.0 / most_tokens, self._before_backward)
         with self.pipeline.stopwatch.timing("sync"):
             sum_tied(self.held, self.world)
             sum_split_norms(self.held, self.world)
@@ -183,7 +188,7 @@ class Engine:
     def evaluate(self, batch: Batch, num_micro_batches: int) -> tuple[float, int]:
         """Return the summed loss and token count over `num_micro_batches` micro-batches, forward only."""
         batch = lru_cache(maxsize=1)(batch)
-        sums = self.pipeline.evaluate(self._ids(batch), self._targets(batch), num_micro_batches)
+        sums = self.pipeline.evaluate(self._inputs(batch), self._targets(batch), num_micro_batches)
         _, loss, num_tokens, _ = self._over_all_ranks(torch.zeros((), dtype=torch.float64), sums)
         return loss, int(num_tokens)
 
@@ -206,24 +211,27 @@ class Engine:
             for unit, strategy in self._units:
                 set_policy(unit, strategy, is_last=is_last)
 
-    def _ids(self, batch: Batch) -> Callable[[int], Tensor]:
-        return lambda micro_batch: self._slice(batch, micro_batch, self._ids_mesh)[0]
+    def _inputs(self, batch: Batch) -> Callable[[int], tuple[Tensor, ...]]:
+        return lambda micro_batch: self._slice(batch, micro_batch, self._inputs_mesh)[0]
 
     def _targets(self, batch: Batch) -> Callable[[int], Tensor]:
         return lambda micro_batch: self._slice(batch, micro_batch, self._targets_mesh)[1]
 
-    def _slice(self, batch: Batch, micro_batch: int, mesh: MeshShape) -> tuple[Tensor, Tensor]:
+    def _slice(self, batch: Batch, micro_batch: int, mesh: MeshShape) -> tuple[tuple[Tensor, ...], Tensor]:
         samples = self.plan.micro_batch_samples
         count = samples // mesh.dp
         first = micro_batch * samples + mesh.dp_index(self.world.local_rank) * count
-        ids, targets = batch(first, count)
-        wanted = (count, self.plan.job.seq_len)
-        if ids.shape != wanted or targets.shape != wanted:
+        given, targets = batch(first, count)
+        inputs = given if isinstance(given, tuple) else (given,)
+        model, job, device = self.plan.model, self.plan.job, self.world.device
+        wanted = [(count, *shape) for shape in (*input_shapes(model, job), target_shape(model, job))]
+        shapes = [tuple(tensor.shape) for tensor in (*inputs, targets)]
+        if shapes != wanted:
             raise UserError(
-                f"batch: samples {first} to {first + count - 1} must be ids and targets of shape {wanted}, "
-                f"not {tuple(ids.shape)} and {tuple(targets.shape)}"
+                f"batch: samples {first} to {first + count - 1} must be inputs and targets of shapes "
+                f"{_show(wanted)}, not {_show(shapes)}"
             )
-        return ids.to(self.world.device), targets.to(self.world.device)
+        return tuple(x.to(device) for x in inputs), targets.to(device)
 
     def _over_all_ranks(self, norm_squared: Tensor, sums: LossSums) -> tuple[float, float, float, float]:
         """Return squared norm, summed loss, token count and stop requests over all ranks, in one small all-reduce."""
@@ -236,6 +244,10 @@ class Engine:
             dist.all_reduce(mine)
         norm, loss, num_tokens, stops = mine.tolist()
         return norm, loss, num_tokens, stops
+
+
+def _show(shapes: list[tuple[int, ...]]) -> str:
+    return ", ".join(" x ".join(map(str, shape)) for shape in shapes)
 
 
 def _plain(stage: Stage) -> set[nn.Parameter]:

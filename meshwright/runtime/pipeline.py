@@ -30,7 +30,8 @@ from meshwright.spec.tensors import TensorSpec
 
 _OTHER_DTYPES = {"fp32": torch.float32, "int64": torch.int64, "bool": torch.bool}
 
-Slices = Callable[[int], Tensor]  # micro-batch -> this rank's slice of it
+Inputs = Callable[[int], tuple[Tensor, ...]]  # micro-batch -> this rank's slice of what the first layer takes
+Targets = Callable[[int], Tensor]  # the same of the loss's targets
 Pending = list[tuple[dist.Work, Tensor]]
 
 
@@ -101,14 +102,14 @@ class Pipeline:
 
     def step(
         self,
-        ids: Slices,
-        targets: Slices,
+        inputs: Inputs,
+        targets: Targets,
         loss_scale: float,
         before_backward: Callable[[int], None],
     ) -> LossSums:
         """Run all micro-batches forward and backward; return the summed, unscaled loss.
 
-        `ids` and `targets` give this rank's slice of a micro-batch (used on the first and last stage).
+        `inputs` and `targets` give this rank's slice of a micro-batch (used on the first and last stage).
         The loss is multiplied by `loss_scale` before it is differentiated. `before_backward` is called
         with the micro-batch's number.
         """
@@ -119,10 +120,10 @@ class Pipeline:
             self.progress.at(phase, micro_batch)
             if phase == "forward":
                 with self.stopwatch.timing("waiting"):
-                    inputs = (ids(micro_batch),) if self.is_first else self._receive(self.arriving, self.previous)
+                    taken = inputs(micro_batch) if self.is_first else self._receive(self.arriving, self.previous)
                 with self.stopwatch.timing("forward"):
                     in_flight[micro_batch] = self._run_forward(
-                        inputs, targets(micro_batch) if self.is_last else None, sums, loss_scale
+                        taken, targets(micro_batch) if self.is_last else None, sums, loss_scale
                     )
             else:
                 work = in_flight.pop(micro_batch)
@@ -150,15 +151,15 @@ class Pipeline:
         return _InFlight(inputs, edges, self._send_forward(out))
 
     @torch.no_grad()
-    def evaluate(self, ids: Slices, targets: Slices, num_micro_batches: int) -> LossSums:
+    def evaluate(self, inputs: Inputs, targets: Targets, num_micro_batches: int) -> LossSums:
         """Run micro-batches forward only; return the summed loss."""
         sums = LossSums.zero(self.world.device)
         sends: Pending = []
         for micro_batch in range(num_micro_batches):
             self.progress.at("forward", micro_batch)
-            inputs = (ids(micro_batch),) if self.is_first else self._receive(self.arriving, self.previous)
+            taken = inputs(micro_batch) if self.is_first else self._receive(self.arriving, self.previous)
             wanted = targets(micro_batch) if self.is_last else None
-            out = self.stage(*inputs) if wanted is None else self.stage(*inputs, targets=wanted)
+            out = self.stage(*taken) if wanted is None else self.stage(*taken, targets=wanted)
             if wanted is not None:
                 sums.add(out[0], wanted)
             sends += self._send_forward(out)
@@ -167,7 +168,7 @@ class Pipeline:
 
     def _forward(self, inputs: tuple[Tensor, ...], targets: Tensor | None) -> tuple[Tensor, ...]:
         for x in inputs:
-            if x.is_floating_point():
+            if x.is_floating_point() and not self.is_first:  # nobody wants the gradient of an image
                 x.requires_grad_()
         return self.stage(*inputs) if targets is None else self.stage(*inputs, targets=targets)
 

@@ -1,10 +1,12 @@
-"""What a sample of a model is: the lengths that a job may have."""
+"""What a sample of a model is: the lengths that a job may have, and the shapes of inputs and targets."""
 
 from __future__ import annotations
 
 from meshwright.errors import UserError
 from meshwright.files import shorten
-from meshwright.spec.model import ModelSpec
+from meshwright.spec.flops import num_tokens
+from meshwright.spec.job import JobSpec
+from meshwright.spec.model import ClassifierLayer, ModelSpec, PatchEmbeddingLayer
 from meshwright.spec.tensors import Lengths
 
 
@@ -34,3 +36,17 @@ def why_wrong_lengths(model: ModelSpec, seq_len: int, target_seq_len: int | None
     if not model.has_targets and target_seq_len is not None:
         return f"target_seq_len: {target_seq_len} is given, but {model.name} has no decoder beside an encoder"
     return None
+
+
+def input_shapes(model: ModelSpec, job: JobSpec) -> tuple[tuple[int, ...], ...]:
+    """Return the shapes, for one sample, of what the first layer takes: ids, two of them, or an image."""
+    first = model.embedding
+    if isinstance(first, PatchEmbeddingLayer):
+        return ((first.num_channels, first.image_size, first.image_size),)
+    source = (job.lengths.seq,)
+    return (source, (job.lengths.target_seq,)) if first.targets else (source,)
+
+
+def target_shape(model: ModelSpec, job: JobSpec) -> tuple[int, ...]:
+    """Return the shape, for one sample, of the loss's targets: one a token, or one class."""
+    return () if isinstance(model.head, ClassifierLayer) else (num_tokens(model.head, job.lengths),)
