@@ -22,6 +22,7 @@ from meshwright.spec.job import JobSpec
 from meshwright.spec.model import (
     BlockLayer,
     ClassifierLayer,
+    CustomLayer,
     EmbeddingLayer,
     HeadLayer,
     LayerSpec,
@@ -42,7 +43,7 @@ def input_bytes(layer: LayerSpec, job: JobSpec) -> int:
             return tokens * _ids_bytes(layer, 1)
         case PatchEmbeddingLayer():
             return layer.num_patches * layer.patch_elements * param
-        case BlockLayer():
+        case BlockLayer() | CustomLayer():
             return tokens * layer.hidden_size * param + shared_bytes(layer, job)
         case MergeLayer():
             return layer.grid**2 * layer.hidden_size * param
@@ -71,6 +72,8 @@ def saved_bytes(layer: LayerSpec, tp: int, job: JobSpec, kernels: Kernels) -> in
             return input_bytes(layer, job) + tokens * _embedding_norm(layer, job, kernels)
         case BlockLayer():
             return _block(layer, tp, job, kernels)
+        case CustomLayer():
+            return tokens * (layer.kept_elements + layer.split_kept_elements // tp) * param
         case MergeLayer():
             norm = _norm(layer.norm, layer.merged_size, 1, job, kernels)
             return tokens * (norm + layer.merged_size * param)
@@ -101,6 +104,9 @@ def working_bytes(layer: LayerSpec, tp: int, job: JobSpec) -> int:
                 if core.attention.keeps_scores
             ]
             return max(mlp, *cores) if cores else mlp
+        case CustomLayer():
+            # Gradients of what is kept, one at a time: a third of it beside the hidden states' own.
+            return tokens * param * (3 * layer.hidden_size + layer.split_kept_elements // tp // 3)
         case MergeLayer():
             return 3 * tokens * layer.merged_size * param
         case HeadLayer():

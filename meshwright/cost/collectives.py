@@ -33,7 +33,7 @@ from meshwright.spec.base import dtype_bytes
 from meshwright.spec.flops import num_tokens
 from meshwright.spec.job import JobSpec
 from meshwright.spec.mesh import Axis
-from meshwright.spec.model import BlockLayer, EmbeddingLayer, HeadLayer, LayerSpec, relative_table
+from meshwright.spec.model import BlockLayer, CustomLayer, EmbeddingLayer, HeadLayer, LayerSpec, relative_table
 from meshwright.spec.parameters import ParameterSpec
 from meshwright.spec.profile import CollectiveOp
 from meshwright.spec.strategy import Strategy
@@ -122,6 +122,11 @@ def _tensor_parallel(layer: LayerSpec, strategy: Strategy, samples: int, job: Jo
         if layer.attention.relative is not None:
             table_bytes = relative_table(layer.attention).num_elements(job.lengths) * param
             yield Collective(op="all_reduce", axis="tp", message_bytes=table_bytes, phase="backward")
+    elif isinstance(layer, CustomLayer):
+        parts, again = layer.num_parts, recomputed * max(0, layer.num_parts - 1)
+        yield Collective(op="all_reduce", axis="tp", message_bytes=hidden_bytes, phase="forward", count=parts)
+        yield Collective(op="all_reduce", axis="tp", message_bytes=hidden_bytes, phase="backward", count=parts)
+        yield Collective(op="all_reduce", axis="tp", message_bytes=hidden_bytes, phase="recompute", count=again)
     elif isinstance(layer, HeadLayer):
         maxima, sums = tokens * LOSS_FP32_BYTES, 2 * tokens * LOSS_FP32_BYTES
         for message_bytes in (maxima, sums):

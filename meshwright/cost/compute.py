@@ -20,7 +20,7 @@ from meshwright.cost.operators import (
 )
 from meshwright.spec.base import dtype_bytes
 from meshwright.spec.cluster import DeviceSpec
-from meshwright.spec.flops import AttentionCore, attention_cores, num_tokens, weight_products
+from meshwright.spec.flops import AttentionCore, attention_cores, custom_flops, num_tokens, weight_products
 from meshwright.spec.job import JobSpec
 from meshwright.spec.model import HeadLayer, LayerSpec, PatchEmbeddingLayer
 from meshwright.spec.profile import LayerSample
@@ -178,9 +178,10 @@ def _matmul_s(rows: int, columns: int, inner: int, job: JobSpec, device: DeviceS
 
 def _attention_s(layer: LayerSpec, tp: int, samples: int, job: JobSpec, device: DeviceSpec) -> tuple[float, float]:
     """Return the seconds of all attention cores, forward and backward."""
-    forward_s = backward_s = 0.0
     rate = device.peak_flops_per_s(job.param_dtype) * device.attention_efficiency
     bytes_per_s = device.memory_bytes_per_s * device.memory_efficiency
+    forward_s = custom_flops(layer, job.lengths) * samples / tp / rate
+    backward_s = 2 * forward_s
     for attention, num_queries, num_keys in attention_cores(layer, job.lengths):
         flops = AttentionCore(attention, num_queries, num_keys).flops * samples / tp
         if attention.keeps_scores:

@@ -24,7 +24,7 @@ from meshwright.spec.base import Dtype, divide, dtype_bytes
 from meshwright.spec.cluster import ClusterSpec, DeviceSpec
 from meshwright.spec.job import JobSpec
 from meshwright.spec.mesh import MeshShape
-from meshwright.spec.model import BlockLayer, EmbeddingLayer, HeadLayer, LayerSpec, ModelSpec
+from meshwright.spec.model import AnyBlock, EmbeddingLayer, HeadLayer, LayerSpec, ModelSpec
 from meshwright.spec.parameters import ParameterSpec, layer_parameters
 from meshwright.spec.plan import needs_copy
 from meshwright.spec.profile import CollectiveOp, UnitOp
@@ -155,7 +155,7 @@ def tied_transient_bytes(model: ModelSpec, layer: LayerSpec, strategy: Strategy,
     """
     if not model.tied_embedding or num_stages > 1:
         return 0
-    if isinstance(layer, BlockLayer):
+    if isinstance(layer, AnyBlock):
         return tied_weight_bytes(model, Strategy(), job)
     waiting = tied_weight_bytes(model, strategy, job)
     return waiting if isinstance(layer, HeadLayer) else 3 * waiting

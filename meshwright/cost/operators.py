@@ -21,6 +21,7 @@ from meshwright.spec.flops import num_tokens
 from meshwright.spec.model import (
     BlockLayer,
     ClassifierLayer,
+    CustomLayer,
     EmbeddingLayer,
     HeadLayer,
     LayerSpec,
@@ -38,6 +39,7 @@ _PART_BYTES = (10, 12)  # a norm and a residual: per hidden element, forward and
 _NORM_BYTES = (4, 6)
 _WINDOW_BYTES = (8, 8)  # into windows and back
 _MERGE_BYTES = (8, 10)  # gathered neighbours and their norm
+_CUSTOM_BACKWARD = 1.5  # bytes of a backward pass over its forward pass, as in blocks of the zoo
 _ADD_BYTES = (4, 2)
 _DENSE_BYTES = (8, 10)  # bias and activation
 _SOURCE_GRADIENT_BYTES = 6
@@ -151,6 +153,8 @@ def layer_launches(layer: LayerSpec) -> tuple[int, int]:
     match layer:
         case BlockLayer():
             return block_launches(layer)
+        case CustomLayer():
+            return 4 + 2 * len(layer.parameters), 6 + 3 * len(layer.parameters)
         case HeadLayer():
             return (8, 8) if layer.transform is None else (10, 12)
         case ClassifierLayer():
@@ -172,6 +176,9 @@ def sample_moved(layer: LayerSpec, tp: int, lengths: Lengths) -> Moved:
             return Moved(
                 tokens * moved.forward_bytes, tokens * moved.backward_bytes + _SOURCE_GRADIENT_BYTES * from_source
             )
+        case CustomLayer():
+            moved = 2 * num_tokens(layer, lengths) * (layer.moved_elements + layer.split_moved_elements / tp)
+            return Moved(moved, _CUSTOM_BACKWARD * moved)
         case EmbeddingLayer() | PatchEmbeddingLayer():
             return _embedding_moved(layer, elements)
         case MergeLayer():

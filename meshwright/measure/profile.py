@@ -27,7 +27,7 @@ from meshwright.measure.ways import Way, make_ways, ranks_per_node
 from meshwright.spec.base import Dtype, dtype_bytes
 from meshwright.spec.job import JobSpec
 from meshwright.spec.legality import why_illegal_tp
-from meshwright.spec.model import BlockLayer, ModelSpec
+from meshwright.spec.model import AnyBlock, ModelSpec
 from meshwright.spec.parameters import layer_parameters
 from meshwright.spec.profile import Profile, Sample
 
@@ -145,7 +145,7 @@ def _unit_sizes(model: ModelSpec, job: JobSpec, ways: tuple[Way, ...]) -> tuple[
         sum(p.num_elements for p in layer_parameters(layer)) // tp * dtype_bytes(job.param_dtype)
         for layer in set(model.layers)
         for tp in degrees
-        if isinstance(layer, BlockLayer) or tp == 1
+        if isinstance(layer, AnyBlock) or tp == 1
         if why_illegal_tp(layer, tp) is None
     ]
     return ladder(min(sizes), min(_LARGEST_MESSAGE_BYTES, max(sizes)), _UNIT_RATIO)

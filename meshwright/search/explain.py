@@ -21,7 +21,7 @@ from meshwright.search.fixes import fitting_plan, least_memory, searched, with_m
 from meshwright.search.space import SPACES, Space, divisors, find_space, stage_counts, strategies
 from meshwright.search.wanted import Wanted
 from meshwright.spec.legality import why_illegal
-from meshwright.spec.model import BlockLayer, ModelSpec
+from meshwright.spec.model import AnyBlock, ModelSpec
 from meshwright.spec.plan import Plan, Prediction
 from meshwright.spec.strategy import Strategy
 from meshwright.units import GiB, show_bytes, show_seconds
@@ -452,7 +452,7 @@ def _broken_rules(model: ModelSpec, candidates: list[Strategy], micro_batch_samp
         last = first + group.num_layers - 1
         where = f"blocks {first}-{last}" if last > first else f"block {first}"
         rules = [(strategy, why_illegal(group.layer, strategy, micro_batch_samples)) for strategy in candidates]
-        if isinstance(group.layer, BlockLayer) and all(rule is not None for _, rule in rules):
+        if isinstance(group.layer, AnyBlock) and all(rule is not None for _, rule in rules):
             for strategy, rule in rules:
                 found.setdefault(f"{where}: {rule}", []).append(strategy.label)
         first = last + 1
@@ -475,7 +475,7 @@ def _has(plan: Plan, wanted: Wanted) -> bool:
     return (
         wanted.num_stages in (None, plan.num_stages)
         and wanted.num_micro_batches in (None, plan.num_micro_batches)
-        and all(wanted.allows(strategy) for layer, strategy in layers if isinstance(layer, BlockLayer))
+        and all(wanted.allows(strategy) for layer, strategy in layers if isinstance(layer, AnyBlock))
     )
 
 

@@ -28,7 +28,7 @@ from meshwright.spec.cluster import ClusterSpec
 from meshwright.spec.job import JobSpec
 from meshwright.spec.legality import why_illegal
 from meshwright.spec.mesh import Layout
-from meshwright.spec.model import BlockLayer, LayerSpec, ModelSpec, hands_on
+from meshwright.spec.model import AnyBlock, LayerSpec, ModelSpec, hands_on
 from meshwright.spec.schedule import ScheduleName, in_flight
 from meshwright.spec.strategy import Strategy
 from meshwright.spec.tensors import TensorSpec
@@ -109,7 +109,7 @@ def _layer_row(setting: Setting, layer: LayerSpec, candidates: tuple[Strategy, .
     for column, strategy in enumerate(candidates):
         if not is_considered(layer, strategy, schedule_keeps_logits=keeps_logits, tied=setting.model.tied_embedding):
             continue
-        if setting.wanted is not None and isinstance(layer, BlockLayer) and not setting.wanted.allows(strategy):
+        if setting.wanted is not None and isinstance(layer, AnyBlock) and not setting.wanted.allows(strategy):
             continue
         if why_illegal(layer, strategy, setting.micro_batch_samples) is not None:
             continue

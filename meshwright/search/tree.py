@@ -19,7 +19,7 @@ from functools import cache
 from typing import Literal, NamedTuple
 
 from meshwright.spec.legality import why_illegal_dp, why_illegal_tp
-from meshwright.spec.model import BlockLayer, FirstLayer, LayerSpec, MergeLayer, ModelSpec
+from meshwright.spec.model import AnyBlock, FirstLayer, LayerSpec, MergeLayer, ModelSpec
 from meshwright.spec.schedule import ScheduleName
 from meshwright.spec.strategy import Strategy
 
@@ -317,7 +317,7 @@ def candidates(
 
 def why_pointless(layer: LayerSpec, strategy: Strategy, *, schedule_keeps_logits: bool, tied: bool) -> str | None:
     """Return why recomputing `layer` cannot help (rule L3), or None. A tied embedding must do what its head does."""
-    if strategy.recompute == "none" or isinstance(layer, BlockLayer | MergeLayer):
+    if strategy.recompute == "none" or isinstance(layer, AnyBlock | MergeLayer):
         return None
     if isinstance(layer, FirstLayer) and not tied:
         return "recomputing an embedding cannot help: it keeps little but its input"

@@ -16,6 +16,7 @@ from meshwright.spec.base import Spec
 from meshwright.spec.model import (
     BlockLayer,
     ClassifierLayer,
+    CustomLayer,
     EmbeddingLayer,
     HeadLayer,
     LayerSpec,
@@ -63,7 +64,7 @@ def forward_flops(layer: LayerSpec, lengths: Lengths) -> LayerFlops:
     """Return the forward FLOPs of `layer` for one sample. Backward is twice that."""
     return LayerFlops(
         matmul_flops=sum(2 * p.rows * _elements_met(layer, p.parameter) for p in weight_products(layer, lengths)),
-        attention_flops=sum(core.flops for core in attention_cores(layer, lengths)),
+        attention_flops=sum(core.flops for core in attention_cores(layer, lengths)) + custom_flops(layer, lengths),
     )
 
 
@@ -74,7 +75,7 @@ def num_tokens(layer: LayerSpec, lengths: Lengths) -> int:
             return lengths.seq + (lengths.target_seq if layer.targets else 0)
         case PatchEmbeddingLayer() | MergeLayer():
             return layer.num_tokens
-        case BlockLayer() | HeadLayer() | ClassifierLayer():
+        case BlockLayer() | CustomLayer() | HeadLayer() | ClassifierLayer():
             return lengths.of(layer.length)
 
 
@@ -92,6 +93,11 @@ def weight_products(layer: LayerSpec, lengths: Lengths) -> tuple[WeightProduct, 
 def attention_cores(layer: LayerSpec, lengths: Lengths) -> tuple[AttentionCore, ...]:
     """Return the attention cores of one sample."""
     return tuple(_cores(layer, lengths)) if isinstance(layer, BlockLayer) else ()
+
+
+def custom_flops(layer: LayerSpec, lengths: Lengths) -> int:
+    """Return the forward FLOPs of one sample that a block of the user's own has beside its weight products."""
+    return layer.split_core_flops * num_tokens(layer, lengths) if isinstance(layer, CustomLayer) else 0
 
 
 def step_flops(model: ModelSpec, lengths: Lengths, num_samples: int) -> int:

@@ -64,6 +64,7 @@ class JobSpec(Spec):
     `global_batch_size` counts samples of `seq_len` tokens per optimizer step over the whole
     cluster: a number, a range, or "auto" (the search raises it until nothing fits). Of an encoder-decoder `seq_len`
     is the source's length, and `target_seq_len` the decoder's; of an image model it is the number of its patches.
+    `dropout` is the share of hidden states that training drops (models/dropout.py).
     `param_dtype` is what layers compute in, `reduce_dtype` what gradients are summed in,
     `master_dtype` what the optimizer holds.
     """
@@ -74,6 +75,7 @@ class JobSpec(Spec):
     param_dtype: Dtype = "bf16"
     reduce_dtype: Dtype = "fp32"
     master_dtype: Literal["fp32"] = "fp32"
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
     optimizer: AdamW = AdamW()
 
     @property

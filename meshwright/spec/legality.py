@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import lru_cache
 
-from meshwright.spec.model import BlockLayer, EmbeddingLayer, HeadLayer, LayerSpec
+from meshwright.spec.model import BlockLayer, CustomLayer, EmbeddingLayer, HeadLayer, LayerSpec
 from meshwright.spec.strategy import Strategy
 
 
@@ -44,3 +44,7 @@ def _split_sizes(layer: LayerSpec) -> Iterator[tuple[str, int]]:
                 yield "num_kv_heads", attention.num_kv_heads
                 yield "num_heads", attention.num_heads
         yield "ffn_size", layer.mlp.ffn_size
+    elif isinstance(layer, CustomLayer):
+        for parameter in layer.parameters:
+            if parameter.tp_dim is not None:
+                yield f"dimension {parameter.tp_dim} of {parameter.name}", parameter.shape[parameter.tp_dim]

@@ -7,6 +7,7 @@ lengths and widths follow each other, and an encoder's states travel on beside a
 
 from __future__ import annotations
 
+import re
 from functools import cached_property
 from typing import Annotated, Literal, TypeVar
 
@@ -14,10 +15,11 @@ from pydantic import Field, model_validator
 
 from meshwright.spec.base import LONGEST_SEQ, NonNegativeInt, PositiveFloat, Spec
 from meshwright.spec.parts import LARGEST_SIZE, Activation, AttentionSpec, MlpSpec, Norm, Size
-from meshwright.spec.tensors import Length, TensorSpec
+from meshwright.spec.tensors import Length, ParameterSpec, TensorSpec
 
 VOCAB_MULTIPLE = 128
 MOST_LAYERS = 1 << 12
+_BUILDER = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 _Vocabulary = TypeVar("_Vocabulary", "EmbeddingLayer", "HeadLayer")
 
 
@@ -176,9 +178,46 @@ class ClassifierLayer(Spec):
     length: Length = "seq"
 
 
+class CustomLayer(Spec):
+    """A block of the user's own, described by what planning must know of it (docs/own-model.md).
+
+    It takes hidden states [samples, `length`, `hidden_size`] (and what it `carries`) and hands the same on.
+    `builder` is the "package.module:function" that makes the torch module of this spec; `options` are for it.
+    `parameters` are those of the module: names, shapes, and which dimension tensor parallelism splits. Every matrix
+    among them multiplies all tokens. Counts are per token and forward: `split_core_flops` beside those products,
+    `moved_elements` that memory-bound operators read and write, `kept_elements` that autograd keeps; `split_` ones
+    are divided by the tensor-parallel degree. `num_parts`: how often split results are summed over tensor-parallel
+    ranks (2 in a block of attention and MLP).
+    """
+
+    kind: Literal["custom"] = "custom"
+    hidden_size: Size
+    builder: str
+    options: tuple[tuple[str, int | float | str | bool], ...] = ()
+    parameters: tuple[ParameterSpec, ...]
+    num_parts: NonNegativeInt
+    split_core_flops: NonNegativeInt = 0
+    moved_elements: NonNegativeInt
+    split_moved_elements: NonNegativeInt
+    kept_elements: NonNegativeInt
+    split_kept_elements: NonNegativeInt
+    length: Length = "seq"
+    carries: tuple[TensorSpec, ...] = ()
+
+    @model_validator(mode="after")
+    def _check(self) -> CustomLayer:
+        if not _BUILDER.fullmatch(self.builder):
+            raise ValueError(f"builder must be written package.module:function, not {self.builder}")
+        names = [parameter.name for parameter in self.parameters]
+        if len(set(names)) < len(names):
+            raise ValueError("parameters: every name must be there once")
+        return self
+
+
 FirstLayer = EmbeddingLayer | PatchEmbeddingLayer
 LastLayer = HeadLayer | ClassifierLayer
-AnyLayer = FirstLayer | BlockLayer | MergeLayer | LastLayer
+AnyBlock = BlockLayer | CustomLayer
+AnyLayer = FirstLayer | AnyBlock | MergeLayer | LastLayer
 LayerSpec = Annotated[AnyLayer, Field(discriminator="kind")]
 
 
@@ -213,7 +252,7 @@ class ModelSpec(Spec):
             raise ValueError("groups must be one embedding, then at least one block, then one head")
         if not isinstance(self.groups[0].layer, FirstLayer) or not isinstance(self.groups[-1].layer, LastLayer):
             raise ValueError("groups must be one embedding, then blocks, then one head")
-        if not all(isinstance(group.layer, BlockLayer | MergeLayer) for group in self.groups[1:-1]):
+        if not all(isinstance(group.layer, AnyBlock | MergeLayer) for group in self.groups[1:-1]):
             raise ValueError("groups must be one embedding, then blocks, then one head")
         if self.groups[0].num_layers != 1 or self.groups[-1].num_layers != 1:
             raise ValueError("groups: the embedding and the head are one layer each")
@@ -273,7 +312,7 @@ class ModelSpec(Spec):
 
     @property
     def num_blocks(self) -> int:
-        return sum(group.num_layers for group in self.groups if isinstance(group.layer, BlockLayer))
+        return sum(group.num_layers for group in self.groups if isinstance(group.layer, AnyBlock))
 
     @property
     def merges(self) -> tuple[int, ...]:
@@ -316,7 +355,7 @@ def hands_on(layer: AnyLayer) -> tuple[TensorSpec, ...]:
             return (TensorSpec(name="hidden", shape=(layer.num_tokens, layer.hidden_size)),)
         case MergeLayer():
             return (TensorSpec(name="hidden", shape=(layer.num_tokens, 2 * layer.hidden_size)),)
-        case BlockLayer():
+        case BlockLayer() | CustomLayer():
             return (TensorSpec(name="hidden", shape=(layer.length, layer.hidden_size)), *layer.carries)
 
 
@@ -345,7 +384,7 @@ def _takes(layer: AnyLayer) -> tuple[Length, ...]:
     """Return the shape of the hidden states that a layer after the first takes."""
     if isinstance(layer, MergeLayer):
         return (layer.grid**2, layer.hidden_size)
-    assert isinstance(layer, BlockLayer | LastLayer)  # noqa: S101 the first layer takes nothing
+    assert isinstance(layer, AnyBlock | LastLayer)  # noqa: S101 the first layer takes nothing
     return (layer.length, layer.hidden_size)
 
 

@@ -14,12 +14,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import lru_cache
-from math import prod
 
-from meshwright.spec.base import NonNegativeInt, PositiveInt, Spec, divide
 from meshwright.spec.model import (
     BlockLayer,
     ClassifierLayer,
+    CustomLayer,
     EmbeddingLayer,
     HeadLayer,
     LayerSpec,
@@ -28,45 +27,7 @@ from meshwright.spec.model import (
     PatchEmbeddingLayer,
 )
 from meshwright.spec.parts import AttentionSpec, ExpertsSpec, LatentSpec, MlpSpec, Norm
-
-_EXPERTS = "mlp.experts."
-
-
-class ParameterSpec(Spec):
-    """One parameter of a layer. `tp_dim` None: every tensor-parallel rank holds all of it.
-
-    `is_looked_up`: its rows are looked up or added, not multiplied with. `acts_on_split` marks a replicated parameter
-    that works on split activations (a norm over heads), so that its gradient must be summed over the tensor-parallel
-    ranks.
-    """
-
-    name: str
-    shape: tuple[PositiveInt, ...]
-    tp_dim: NonNegativeInt | None = None
-    is_looked_up: bool = False
-    acts_on_split: bool = False
-
-    @property
-    def num_elements(self) -> int:
-        return prod(self.shape)
-
-    @property
-    def is_product(self) -> bool:
-        """Whether tokens are multiplied with it."""
-        return len(self.shape) > 1 and not self.is_looked_up
-
-    @property
-    def is_of_experts(self) -> bool:
-        """Whether this is the weight of all routed experts, which expert parallelism splits by expert."""
-        return self.name.startswith(_EXPERTS)
-
-    def local_shape(self, tp: int) -> tuple[int, ...]:
-        """Return the shape that one of `tp` ranks holds."""
-        if self.tp_dim is None:
-            return self.shape
-        shape = list(self.shape)
-        shape[self.tp_dim] = divide(shape[self.tp_dim], tp, f"{self.name}: dimension {self.tp_dim} over tp")
-        return tuple(shape)
+from meshwright.spec.tensors import EXPERTS, ParameterSpec
 
 
 @lru_cache(maxsize=1024)
@@ -85,6 +46,8 @@ def layer_parameters(layer: LayerSpec) -> tuple[ParameterSpec, ...]:
             return tuple(_head(layer))
         case ClassifierLayer():
             return tuple(_classifier(layer))
+        case CustomLayer():
+            return layer.parameters
 
 
 def num_parameters(model: ModelSpec) -> int:
@@ -186,8 +149,8 @@ def _experts(mlp: MlpSpec, experts: ExpertsSpec, hidden: int) -> Iterator[Parame
     yield ParameterSpec(name="mlp.router.weight", shape=(experts.num_experts, hidden))
     count = experts.num_experts
     for name in ("gate", "up") if mlp.gated else ("up",):
-        yield ParameterSpec(name=f"{_EXPERTS}{name}.weight", shape=(count, mlp.ffn_size, hidden), tp_dim=1)
-    yield ParameterSpec(name=f"{_EXPERTS}down.weight", shape=(count, hidden, mlp.ffn_size), tp_dim=2)
+        yield ParameterSpec(name=f"{EXPERTS}{name}.weight", shape=(count, mlp.ffn_size, hidden), tp_dim=1)
+    yield ParameterSpec(name=f"{EXPERTS}down.weight", shape=(count, hidden, mlp.ffn_size), tp_dim=2)
     if experts.shared_ffn_size:
         yield from _mlp("mlp.shared", mlp, experts.shared_ffn_size, hidden)
 

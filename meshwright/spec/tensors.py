@@ -1,12 +1,13 @@
-"""Lengths of a sample and the tensors that layers hand on: shapes that a model names and a job fills in."""
+"""Lengths of a sample, the tensors that layers hand on, and their parameters: shapes that a model names."""
 
 from __future__ import annotations
 
 from math import prod
 from typing import Literal, NamedTuple
 
-from meshwright.spec.base import PositiveInt, Spec
+from meshwright.spec.base import NonNegativeInt, PositiveInt, Spec, divide
 
+EXPERTS = "mlp.experts."
 Length = Literal["seq", "target_seq"] | PositiveInt
 
 
@@ -45,3 +46,40 @@ class TensorSpec(Spec):
     def num_elements(self, lengths: Lengths) -> int:
         """Return the elements of one sample."""
         return prod(self.resolve(lengths))
+
+
+class ParameterSpec(Spec):
+    """One parameter of a layer. `tp_dim` None: every tensor-parallel rank holds all of it.
+
+    `is_looked_up`: its rows are looked up or added, not multiplied with. `acts_on_split` marks a replicated parameter
+    that works on split activations (a norm over heads), so that its gradient must be summed over the tensor-parallel
+    ranks.
+    """
+
+    name: str
+    shape: tuple[PositiveInt, ...]
+    tp_dim: NonNegativeInt | None = None
+    is_looked_up: bool = False
+    acts_on_split: bool = False
+
+    @property
+    def num_elements(self) -> int:
+        return prod(self.shape)
+
+    @property
+    def is_product(self) -> bool:
+        """Whether tokens are multiplied with it."""
+        return len(self.shape) > 1 and not self.is_looked_up
+
+    @property
+    def is_of_experts(self) -> bool:
+        """Whether this is the weight of all routed experts, which expert parallelism splits by expert."""
+        return self.name.startswith(EXPERTS)
+
+    def local_shape(self, tp: int) -> tuple[int, ...]:
+        """Return the shape that one of `tp` ranks holds."""
+        if self.tp_dim is None:
+            return self.shape
+        shape = list(self.shape)
+        shape[self.tp_dim] = divide(shape[self.tp_dim], tp, f"{self.name}: dimension {self.tp_dim} over tp")
+        return tuple(shape)
