@@ -21,6 +21,7 @@ from torch.distributed.fsdp import FSDPModule
 
 from meshwright.errors import UserError
 from meshwright.models.build import Transformer, tie
+from meshwright.models.dropout import Place
 from meshwright.runtime.gradients import (
     HeldParameter,
     clip,
@@ -105,7 +106,7 @@ def parallelize(model: Transformer, plan: Plan, *, seed: int = 0, device: torch.
         tie(layers[0], layers[len(layers) - 1])  # again: to_empty makes new parameters, one for each name
     held = _held_parameters(stage, world)
     _fill(held, full, world)
-    return Engine(stage=stage, held=held, world=world)
+    return Engine(stage=stage, held=held, world=world, seed=seed)
 
 
 def refuse_what_cannot_run(plan: Plan) -> None:
@@ -134,9 +135,10 @@ def default_device(plan: Plan) -> torch.device:
 class Engine:
     """One rank of a training job under a plan."""
 
-    def __init__(self, *, stage: Stage, held: list[HeldParameter], world: World) -> None:
+    def __init__(self, *, stage: Stage, held: list[HeldParameter], world: World, seed: int = 0) -> None:
         self.stage, self.held, self.world, self.plan = stage, held, world, world.plan
         self.pipeline = Pipeline(stage, world)
+        self.seed = seed
         first, last = self.plan.strategies[0], self.plan.strategies[-1]
         self._units = [
             (fsdp_unit(stage.layers[str(unit[0])]), self.plan.strategies[unit[0]])
@@ -156,14 +158,18 @@ class Engine:
         for parameter in self.held:
             parameter.tensor.grad = None
 
-    def forward_backward(self, batch: Batch) -> StepReport:
+    def forward_backward(self, batch: Batch, *, step: int = 0) -> StepReport:
         """Run one global batch; afterwards gradients of the mean token loss are complete on every rank.
 
-        `batch` is asked only for the samples that this rank needs.
+        `batch` is asked only for the samples that this rank needs. `step` decides with the seed what dropout drops.
         """
+        rate = self.plan.job.dropout
+        at = Place(seed=self.seed, step=step, layer=0, first_sample=0, rate=rate) if rate else None
         most_tokens = self.plan.global_batch_size * prod(target_shape(self.plan.model, self.plan.job))
         batch = lru_cache(maxsize=1)(batch)  # on one stage inputs and targets are often of the same slice
-        sums = self.pipeline.step(self._inputs(batch), self._targets(batch), 1.0 / most_tokens, self._before_backward)
+        sums = self.pipeline.step(
+            self._inputs(batch), self._targets(batch), 1.0 / most_tokens, self._before_backward, at
+        )
         with self.pipeline.stopwatch.timing("sync"):
             sum_tied(self.held, self.world)
             sum_split_norms(self.held, self.world)

@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
+from meshwright.models.dropout import Place
 from meshwright.models.loss import IGNORE_INDEX
 from meshwright.runtime.groups import World
 from meshwright.runtime.split import TORCH_DTYPES
@@ -106,12 +107,13 @@ class Pipeline:
         targets: Targets,
         loss_scale: float,
         before_backward: Callable[[int], None],
+        at: Place | None = None,
     ) -> LossSums:
         """Run all micro-batches forward and backward; return the summed, unscaled loss.
 
         `inputs` and `targets` give this rank's slice of a micro-batch (used on the first and last stage).
         The loss is multiplied by `loss_scale` before it is differentiated. `before_backward` is called
-        with the micro-batch's number.
+        with the micro-batch's number. `at` is the place of the step in training, where there is dropout.
         """
         sums = LossSums.zero(self.world.device)
         in_flight: dict[int, _InFlight] = {}
@@ -122,9 +124,9 @@ class Pipeline:
                 with self.stopwatch.timing("waiting"):
                     taken = inputs(micro_batch) if self.is_first else self._receive(self.arriving, self.previous)
                 with self.stopwatch.timing("forward"):
-                    in_flight[micro_batch] = self._run_forward(
-                        taken, targets(micro_batch) if self.is_last else None, sums, loss_scale
-                    )
+                    wanted = targets(micro_batch) if self.is_last else None
+                    out = self._forward(taken, wanted, self._in_micro_batch(at, micro_batch))
+                    in_flight[micro_batch] = self._sent_on(taken, out, wanted, sums, loss_scale)
             else:
                 work = in_flight.pop(micro_batch)
                 with self.stopwatch.timing("waiting"):
@@ -139,11 +141,15 @@ class Pipeline:
         self.progress.begin("summing the gradients")
         return sums
 
-    def _run_forward(
-        self, inputs: tuple[Tensor, ...], targets: Tensor | None, sums: LossSums, loss_scale: float
+    def _sent_on(
+        self,
+        inputs: tuple[Tensor, ...],
+        out: tuple[Tensor, ...],
+        targets: Tensor | None,
+        sums: LossSums,
+        loss_scale: float,
     ) -> _InFlight:
-        """Run one micro-batch forward and send it on; what it hands on is let go as soon as it is sent."""
-        out = self._forward(inputs, targets)
+        """Send on what a forward pass hands on (it is let go as soon as it is sent), or count its loss."""
         if targets is not None:
             sums.add(out[0], targets)
             out = (out[0] * loss_scale,)
@@ -166,11 +172,14 @@ class Pipeline:
         _wait(sends)
         return sums
 
-    def _forward(self, inputs: tuple[Tensor, ...], targets: Tensor | None) -> tuple[Tensor, ...]:
+    def _in_micro_batch(self, at: Place | None, micro_batch: int) -> Place | None:
+        return None if at is None else at._replace(first_sample=micro_batch * self.world.plan.micro_batch_samples)
+
+    def _forward(self, inputs: tuple[Tensor, ...], targets: Tensor | None, at: Place | None) -> tuple[Tensor, ...]:
         for x in inputs:
             if x.is_floating_point() and not self.is_first:  # nobody wants the gradient of an image
                 x.requires_grad_()
-        return self.stage(*inputs) if targets is None else self.stage(*inputs, targets=targets)
+        return self.stage(*inputs, at=at) if targets is None else self.stage(*inputs, targets=targets, at=at)
 
     def _send_forward(self, out: tuple[Tensor, ...]) -> Pending:
         return [] if self.is_last else _send([x.detach() for x in out], self.next, self.forward_group)

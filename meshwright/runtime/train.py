@@ -260,7 +260,7 @@ class _Run:
             return self.data.training.batch(first_sample + first, count)
 
         self.engine.pipeline.stopwatch.take()  # begin anew: a record is of one step
-        report = self.engine.forward_backward(batch)
+        report = self.engine.forward_backward(batch, step=self.step)
         if not report.is_finite:
             raise_not_finite(self.engine, batch, self.step + 1)
         with self.engine.pipeline.stopwatch.timing("optimizer"):
