@@ -36,7 +36,7 @@ from torch.distributed.tensor.parallel import (
 from torch.nn import functional
 
 from meshwright.models import build_model
-from meshwright.models.decoder import rotary_table, rotate
+from meshwright.models.rotary import rotary_table, rotate
 from meshwright.runtime.optimizer import make_optimizer
 from meshwright.runtime.parallelize import parallelize
 from meshwright.spec import library

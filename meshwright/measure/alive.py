@@ -16,33 +16,44 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from meshwright.models.tables import shared_tables
 from meshwright.runtime.initialize import local_data
 
+Out = Tensor | tuple[Tensor, ...]
 
-def saved_bytes(forward: Callable[[], Tensor], leave_out: Sequence[Tensor]) -> int:
-    """Return the bytes of distinct storages that autograd keeps of `forward`, those of `leave_out` not counted."""
-    skip = {tensor.untyped_storage().data_ptr() for tensor in leave_out}
+
+def saved_bytes(forward: Callable[[], Out], leave_out: Sequence[Tensor]) -> int:
+    """Return the bytes of distinct storages that autograd keeps of `forward`.
+
+    Those of `leave_out` are not counted, nor the constant tables that all layers share.
+    """
     kept: dict[int, int] = {}
 
     def note(x: Tensor) -> Tensor:
         storage = x.untyped_storage()
-        if storage.data_ptr() not in skip:
-            kept[storage.data_ptr()] = storage.nbytes()
+        kept[storage.data_ptr()] = storage.nbytes()
         return x
 
     with saved_tensors_hooks(note, lambda x: x):
         out = forward()
+    for tensor in (*leave_out, *shared_tables()):
+        kept.pop(tensor.untyped_storage().data_ptr(), None)
     del out
     return sum(kept.values())
 
 
-def transient_bytes(forward: Callable[[], Tensor], saved: int, parameters: Sequence[nn.Parameter]) -> int:
+def made_by(out: Out) -> tuple[Tensor, ...]:
+    """Return what of a layer's output has a gradient and was made by it, not handed on as it came."""
+    return tuple(x for x in ((out,) if isinstance(out, Tensor) else out) if x.grad_fn is not None)
+
+
+def transient_bytes(forward: Callable[[], Out], saved: int, parameters: Sequence[nn.Parameter]) -> int:
     """Return what is alive at most in a backward pass beside `saved` bytes and the parameters' gradients."""
     with _Alive({local_data(p).untyped_storage()._cdata for p in parameters}) as alive:
-        out = forward()
-        gradient = torch.ones_like(out)
+        out = made_by(forward())
+        gradients = [torch.ones_like(x) for x in out]
         alive.start_peak()
-        out.backward(gradient)
+        torch.autograd.backward(out, gradients)
     own = {local_data(p.grad).untyped_storage()._cdata for p in parameters if p.grad is not None}
     return max(0, alive.peak_bytes(without=own) - saved)
 

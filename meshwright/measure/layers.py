@@ -17,10 +17,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from meshwright.measure.alive import saved_bytes, transient_bytes
+from meshwright.measure.alive import made_by, saved_bytes, transient_bytes
 from meshwright.measure.task import Figures, Task, ladder
 from meshwright.measure.timing import SAMPLE_S, Call, Timed, calls_in_a_sample, summary, synchronize, timed_between
 from meshwright.models import build_layer
+from meshwright.models.blocks import starts_decoder
 from meshwright.models.tensor_parallel import TensorParallel
 from meshwright.runtime.groups import group_alone
 from meshwright.runtime.initialize import local_data
@@ -28,9 +29,21 @@ from meshwright.runtime.split import TORCH_DTYPES, split_weights
 from meshwright.spec.base import Dtype
 from meshwright.spec.job import JobSpec
 from meshwright.spec.legality import why_illegal_tp
-from meshwright.spec.model import BlockLayer, EmbeddingLayer, HeadLayer, LayerSpec, ModelSpec
+from meshwright.spec.model import (
+    BlockLayer,
+    ClassifierLayer,
+    EmbeddingLayer,
+    HeadLayer,
+    LayerSpec,
+    MergeLayer,
+    ModelSpec,
+    PatchEmbeddingLayer,
+    relative_table,
+    source_states,
+)
 from meshwright.spec.parameters import layer_parameters
 from meshwright.spec.profile import LayerSample
+from meshwright.spec.tensors import TensorSpec
 
 _MOST_COPIES = 2
 _SAMPLES_RATIO = 4
@@ -91,17 +104,17 @@ class _Meeting:
 def _measure(layer: LayerSpec, tp: int, samples: int, copies: int, job: JobSpec, meeting: _Meeting) -> Figures:
     device = meeting.device
     modules = [built_layer(layer, tp, job.param_dtype, device) for _ in range(copies)]
-    inputs, extra = layer_inputs(layer, samples, job.seq_len, job.param_dtype, device)
-    forward, backward, *met = _forward_backward(modules, inputs, extra, meeting)
+    inputs = layer_inputs(layer, samples, job, device)
+    forward, backward, *met = _forward_backward(modules, inputs, meeting)
     parameters = list(modules[0].parameters())
-    saved = saved_bytes(lambda: modules[0](inputs, *extra), [local_data(p) for p in parameters])
+    saved = saved_bytes(lambda: modules[0](*inputs), [local_data(p) for p in parameters])
     return {
         "forward_s": forward.seconds,
         "backward_s": backward.seconds,
         "met_forward_s": met[0].seconds if met else 0,
         "met_backward_s": met[1].seconds if met else 0,
         "saved_bytes": saved,
-        "transient_bytes": transient_bytes(lambda: modules[0](inputs, *extra), saved, parameters),
+        "transient_bytes": transient_bytes(lambda: modules[0](*inputs), saved, parameters),
         "spread": max(forward.spread, backward.spread, *(one.spread for one in met)),
         "repeats": forward.repeats,
     }
@@ -121,72 +134,105 @@ def built_layer(layer: LayerSpec, tp: int, dtype: Dtype, device: torch.device) -
     return module
 
 
-def layer_inputs(
-    layer: LayerSpec, samples: int, seq_len: int, dtype: Dtype, device: torch.device
-) -> tuple[Tensor, tuple[Tensor, ...]]:
-    if isinstance(layer, EmbeddingLayer):
-        return torch.randint(0, layer.padded_vocab_size, (samples, seq_len), device=device), ()
-    hidden = torch.randn(samples, seq_len, layer.hidden_size, device=device).to(TORCH_DTYPES[dtype]).requires_grad_()
-    if isinstance(layer, BlockLayer):
-        return hidden, ()
-    assert isinstance(layer, HeadLayer)  # noqa: S101 no other layer can be built
-    return hidden, (torch.randint(0, layer.padded_vocab_size, (samples, seq_len), device=device),)
+def layer_inputs(layer: LayerSpec, samples: int, job: JobSpec, device: torch.device) -> tuple[Tensor, ...]:
+    """Return random tensors for all that the layer takes: ids or images, or what is handed on to it, and targets."""
+
+    def states(*shape: int) -> Tensor:
+        return torch.randn(samples, *shape, device=device).to(TORCH_DTYPES[job.param_dtype]).requires_grad_()
+
+    def numbers(below: int, *shape: int) -> Tensor:
+        return torch.randint(0, below, (samples, *shape), device=device)
+
+    lengths = job.lengths
+    match layer:
+        case EmbeddingLayer():
+            ids = numbers(layer.padded_vocab_size, lengths.seq)
+            if layer.targets:
+                return ids, numbers(layer.padded_vocab_size, lengths.target_seq)
+            return (ids, numbers(layer.token_types, lengths.seq)) if layer.token_types else (ids,)
+        case PatchEmbeddingLayer():
+            return (torch.randn(samples, layer.num_channels, layer.image_size, layer.image_size, device=device),)
+        case BlockLayer():
+            return tuple(states(*tensor.resolve(lengths)) for tensor in _handed_to(layer))
+        case MergeLayer():
+            return (states(layer.grid**2, layer.hidden_size),)
+        case HeadLayer():
+            tokens = lengths.of(layer.length)
+            return states(tokens, layer.hidden_size), numbers(layer.padded_vocab_size, tokens)
+        case ClassifierLayer():
+            return states(lengths.of(layer.length), layer.hidden_size), numbers(layer.num_classes)
+
+
+def _handed_to(layer: BlockLayer) -> Iterator[TensorSpec]:
+    """Yield what comes to a block: its hidden states, and beside them what it would hand on or a stack ends with."""
+    hidden, relative = layer.hidden_size, layer.attention.relative
+    own = TensorSpec(name="hidden", shape=(layer.length, hidden))
+    if starts_decoder(layer):
+        yield from (source_states(hidden), own)
+        return
+    yield own
+    if layer.cross_attention is not None:
+        yield source_states(hidden)
+    yield from (tensor for tensor in layer.carries if tensor.name == "target")
+    if relative is not None and not relative.owns_table:
+        yield relative_table(layer.attention)
 
 
 class _After(torch.autograd.Function):
-    """Hands `x` on; forward, `call` follows the pass that made it."""
+    """Hands `tensors` on; forward, `call` follows the pass that made them."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, call: Call) -> Tensor:
+    def forward(ctx: Any, call: Call, *tensors: Tensor) -> tuple[Tensor, ...]:
         call()
-        return x.view_as(x)
+        return tuple(x.view_as(x) for x in tensors)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        return gradient, None
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return None, *gradients
 
 
 class _Before(torch.autograd.Function):
-    """Hands `x` on; backward, `call` follows the pass that made its gradient."""
+    """Hands `tensors` on; backward, `call` follows the pass that made their gradients."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, call: Call) -> Tensor:
+    def forward(ctx: Any, call: Call, *tensors: Tensor) -> tuple[Tensor, ...]:
         ctx.call = call
-        return x.view_as(x)
+        return tuple(x.view_as(x) for x in tensors)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         ctx.call()
-        return gradient, None
+        return None, *gradients
 
 
-def _forward_backward(
-    modules: list[nn.Module], inputs: Tensor, extra: tuple[Tensor, ...], meeting: _Meeting
-) -> tuple[Timed, ...]:
+def _forward_backward(modules: list[nn.Module], inputs: tuple[Tensor, ...], meeting: _Meeting) -> tuple[Timed, ...]:
     """Return forward and backward times of one layer, and then, on several ranks, those with all ranks meeting.
 
     Every sample runs several pairs of passes and adds up their halves.
     """
-    device, has_gradient = meeting.device, inputs.requires_grad
-    leaves = [*(p for module in modules for p in module.parameters()), *([inputs] if has_gradient else [])]
+    device, num_states = meeting.device, sum(x.requires_grad for x in inputs)  # states come first
+    leaves = [*(p for module in modules for p in module.parameters()), *inputs[:num_states]]
 
-    def through(meet: bool) -> Tensor:
-        x = inputs
+    def through(meet: bool) -> tuple[Tensor, ...]:
+        tensors = inputs
         for module in modules:
-            x = _Before.apply(x, meeting) if meet and has_gradient else x
-            x = module(x, *extra)
-            x = _After.apply(x, meeting) if meet else x
-        return x
+            if meet and num_states:
+                tensors = (*_Before.apply(meeting, *tensors[:num_states]), *tensors[num_states:])
+            out = module(*tensors)
+            tensors = out if isinstance(out, tuple) else (out,)
+            tensors = _After.apply(meeting, *tensors) if meet else tensors
+        return made_by(tensors)
 
-    gradient = torch.ones_like(through(False))
+    # With meetings, what is only handed on counts as made too.
+    gradients = {meet: [torch.ones_like(x) for x in through(meet)] for meet in (False, True)}
 
     def pair(meet: bool = False) -> tuple[float, float]:
         started = time.perf_counter()
         out = through(meet)
         synchronize(device)
         between = time.perf_counter()
-        out.backward(gradient)
-        if meet and not has_gradient:
+        torch.autograd.backward(out, gradients[meet])
+        if meet and not num_states:
             meeting()
         synchronize(device)
         ended = time.perf_counter()

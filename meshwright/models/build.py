@@ -6,46 +6,60 @@ import torch
 from torch import Tensor, nn
 
 from meshwright.errors import UserError
-from meshwright.models.decoder import Block, Embedding, Head
-from meshwright.spec.model import BlockLayer, EmbeddingLayer, HeadLayer, LayerSpec, ModelSpec
+from meshwright.models.blocks import Block
+from meshwright.models.dropout import Place
+from meshwright.models.embedding import Embedding
+from meshwright.models.heads import Classifier, Head
+from meshwright.models.vision import Merge, PatchEmbedding
+from meshwright.spec.model import (
+    BlockLayer,
+    ClassifierLayer,
+    EmbeddingLayer,
+    HeadLayer,
+    LayerSpec,
+    MergeLayer,
+    ModelSpec,
+    PatchEmbeddingLayer,
+)
 
 
 def build_layer(spec: LayerSpec) -> nn.Module:
-    """Return the module of one layer, on torch's current default device, its values not set."""
+    """Return the module of one layer, on torch's current default device, its values not set.
+
+    Its forward takes what the layer before hands on (`spec.model.hands_on`), the first layer ids or images, the last
+    one targets too, and `at`: where in a training it runs, for dropout.
+    """
     if reason := why_only_priced(spec):
         raise UserError(f"{reason} can be planned and priced, but not trained yet")
     match spec:
         case EmbeddingLayer():
             return Embedding(spec)
+        case PatchEmbeddingLayer():
+            return PatchEmbedding(spec)
         case BlockLayer():
             return Block(spec)
+        case MergeLayer():
+            return Merge(spec)
         case HeadLayer():
             return Head(spec)
-        case _:
-            raise AssertionError(spec.kind)
+        case ClassifierLayer():
+            return Classifier(spec)
 
 
 def why_only_priced(spec: LayerSpec) -> str | None:
     """Return what of `spec` the cost model prices and no module implements, or None."""
-    match spec:
-        case EmbeddingLayer():
-            is_there = {"token_types": spec.token_types, "norm": spec.norm, "targets": spec.targets}
-        case BlockLayer():
-            is_there = {
-                "mlp.experts": spec.mlp.experts,
-                "attention.latent": spec.attention.latent,
-                "attention.sliding_window": spec.attention.sliding_window,
-                "attention.relative": spec.attention.relative,
-                "attention.windows": spec.attention.windows,
-                "attention.causal false": not spec.attention.causal,
-                "cross_attention": spec.cross_attention,
-                "post_norm": spec.post_norm,
-                "mlp.activation relu": spec.mlp.activation == "relu",
-            }
-        case HeadLayer():
-            is_there = {"transform": spec.transform, "bias": spec.bias, "logit_scale": spec.logit_scale != 1.0}
-        case _:
-            return spec.kind
+    if not isinstance(spec, BlockLayer):
+        return None
+    attention, cross = spec.attention, spec.cross_attention
+    is_there = {
+        "mlp.experts": spec.mlp.experts is not None,
+        "attention.latent": attention.latent is not None,
+        "attention.relative and grouped queries": attention.keeps_scores
+        and attention.num_heads != attention.num_kv_heads,
+        "cross_attention, but without attention.relative": cross is not None and attention.relative is None,
+        "cross_attention that knows positions": cross is not None
+        and (cross.causal or cross.rotary or cross.keeps_scores),
+    }
     found = [name for name, value in is_there.items() if value]
     return f"{spec.kind} with {found[0]}" if found else None
 
@@ -64,21 +78,31 @@ class Transformer(nn.Module):
         if spec.tied_embedding:
             tie(self.layers[0], self.layers[-1])
 
-    def forward(self, ids: Tensor, targets: Tensor) -> Tensor:
-        """Return the fp32 summed loss of `targets` [B, T] (-100 counts nothing) given `ids` [B, T]."""
-        return self.layers[-1](self._hidden(ids), targets)
+    def forward(self, *inputs: Tensor, targets: Tensor | None = None, at: Place | None = None) -> Tensor:
+        """Return the fp32 summed loss of `targets`, also the last of the positional tensors when not named.
 
-    def logits(self, ids: Tensor) -> Tensor:
-        """Return the logits [B, T, vocabulary], padding cut off."""
+        `inputs`: ids [B, S] (and, where the model has token types, those), an encoder's and a decoder's ids, or images
+        [B, C, height, width]. `targets`: [B, T] of tokens or [B] of classes; -100 counts nothing. `at` (its layer is
+        set here) drops hidden states.
+        """
+        if targets is None:
+            *given, targets = inputs
+            inputs = tuple(given)
+        handed = self._handed(inputs, at)
+        return self.layers[-1](*handed, targets, at=_in_layer(at, len(self.layers) - 1))
+
+    def logits(self, *inputs: Tensor) -> Tensor:
+        """Return the logits [B, T, vocabulary], padding cut off, or [B, classes]."""
         head = self.layers[-1]
-        assert isinstance(head, Head)  # noqa: S101 the spec's last layer
-        return head.logits(self._hidden(ids))[..., : self.spec.vocab_size]
+        assert isinstance(head, Head | Classifier)  # noqa: S101 the spec's last layer
+        logits = head.logits(*self._handed(inputs, None))
+        return logits[..., : self.spec.vocab_size] if isinstance(head, Head) else logits
 
-    def _hidden(self, ids: Tensor) -> Tensor:
-        x = ids
-        for layer in list(self.layers)[:-1]:
-            x = layer(x)
-        return x
+    def _handed(self, inputs: tuple[Tensor, ...], at: Place | None) -> tuple[Tensor, ...]:
+        for index, layer in enumerate(list(self.layers)[:-1]):
+            out = layer(*inputs, at=_in_layer(at, index))
+            inputs = out if isinstance(out, tuple) else (out,)
+        return inputs
 
 
 def build_model(spec: ModelSpec, device: torch.device | str = "meta") -> Transformer:
@@ -92,3 +116,7 @@ def tie(embedding: nn.Module, head: nn.Module) -> None:
     assert isinstance(embedding, Embedding)  # noqa: S101 by construction
     assert isinstance(head, Head)  # noqa: S101 by construction
     head.output.weight = embedding.token.weight
+
+
+def _in_layer(at: Place | None, index: int) -> Place | None:
+    return None if at is None else at._replace(layer=index)

@@ -46,6 +46,19 @@ def sum_over_ranks(x: Tensor, tp: TensorParallel) -> Tensor:
     return x if tp.size == 1 else _Sum.apply(x.contiguous(), tp.group)
 
 
+def local_part(parameter: Tensor) -> Tensor:
+    """Return the part of a `parameter` that is there, as `local` does."""
+    return _present(local(parameter))
+
+
+class Table(nn.Module):
+    """A weight that is looked up by row."""
+
+    def __init__(self, num_rows: int, size: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(num_rows, size))
+
+
 class Linear(nn.Module):
     """y = x W^T (+ b), with a weight that may be split over tensor-parallel ranks."""
 
@@ -55,7 +68,7 @@ class Linear(nn.Module):
         self.bias = nn.Parameter(torch.empty(num_outputs)) if bias else None
 
     def forward(self, x: Tensor) -> Tensor:
-        return nn.functional.linear(x, _present(local(self.weight)), local(self.bias))
+        return nn.functional.linear(x, local_part(self.weight), local(self.bias))
 
 
 class RowParallelLinear(Linear):
@@ -64,7 +77,7 @@ class RowParallelLinear(Linear):
     def forward(self, x: Tensor, tp: TensorParallel = SINGLE) -> Tensor:
         if tp.size == 1:
             return super().forward(x)
-        y = sum_over_ranks(nn.functional.linear(x, _present(local(self.weight))), tp)
+        y = sum_over_ranks(nn.functional.linear(x, local_part(self.weight)), tp)
         return y if self.bias is None else y + self.bias
 
 

@@ -15,11 +15,11 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from meshwright.spec.mesh import MeshShape
-from meshwright.spec.model import EmbeddingLayer, HeadLayer, LayerSpec, ModelSpec
+from meshwright.spec.model import BlockLayer, EmbeddingLayer, HeadLayer, LayerSpec, ModelSpec
 from meshwright.spec.parameters import ParameterSpec, layer_parameters
 
 STANDARD_DEVIATION = 0.02
-_RESIDUAL_OUTPUTS = ("attention.out.weight", "mlp.down.weight")
+_RESIDUAL_OUTPUTS = ("attention.out.weight", "cross_attention.out.weight", "mlp.down.weight")
 TOKEN_WEIGHT = "layers.0.token.weight"
 
 FullParameter = Callable[[str], Tensor]  # name -> the whole fp32 parameter
@@ -35,8 +35,8 @@ def parameter_name(model: ModelSpec, index: int, parameter: ParameterSpec) -> st
 def initial_parameter(model: ModelSpec, seed: int) -> FullParameter:
     """Return the function that draws the whole initial value of a named parameter.
 
-    Normal with deviation 0.02 (residual outputs divided by sqrt(2 blocks), as GPT-2), norms one,
-    biases zero, rows of the padded vocabulary zero.
+    Normal with deviation 0.02 (residual outputs divided by sqrt(2 blocks), as GPT-2, and queries whose scores are
+    not scaled by sqrt(head size), as T5), norms one, biases zero, rows of the padded vocabulary zero.
     """
     known = {
         parameter_name(model, index, parameter): (layer, parameter)
@@ -77,15 +77,23 @@ def local_data(parameter: Tensor) -> Tensor:
 
 
 def _draw(layer: LayerSpec, parameter: ParameterSpec, name: str, seed: int, num_blocks: int) -> Tensor:
-    if len(parameter.shape) == 1:
+    if len(parameter.shape) == 1 and parameter.name != "class_token":
         fill = 1.0 if parameter.name.endswith("weight") and "norm" in parameter.name else 0.0
         return torch.full(parameter.shape, fill)
     digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()
     generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "big", signed=True))
-    deviation = STANDARD_DEVIATION
-    if parameter.name in _RESIDUAL_OUTPUTS:
-        deviation /= sqrt(2 * num_blocks)
+    deviation = STANDARD_DEVIATION / _divisor(layer, parameter.name, num_blocks)
     values = torch.empty(parameter.shape).normal_(0.0, deviation, generator=generator)
     if isinstance(layer, EmbeddingLayer | HeadLayer) and parameter.name in ("token.weight", "output.weight"):
         values[layer.vocab_size :] = 0.0
     return values
+
+
+def _divisor(layer: LayerSpec, name: str, num_blocks: int) -> float:
+    if name in _RESIDUAL_OUTPUTS:
+        return sqrt(2 * num_blocks)
+    if isinstance(layer, BlockLayer):
+        for part, attention in (("attention", layer.attention), ("cross_attention", layer.cross_attention)):
+            if attention is not None and not attention.scaled and name == f"{part}.q.weight":
+                return sqrt(attention.head_size)
+    return 1.0

@@ -10,7 +10,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
-from meshwright.models.decoder import rotary_table
+from meshwright.models.rotary import rotary_table
 from meshwright.runtime.initialize import local_data
 from meshwright.runtime.parallelize import Batch, Engine
 

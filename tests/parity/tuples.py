@@ -11,7 +11,9 @@ import torch
 from torch import Tensor
 
 from meshwright.models import Transformer, build_model
-from meshwright.models.decoder import Block, Embedding, Head
+from meshwright.models.blocks import Block
+from meshwright.models.embedding import Embedding
+from meshwright.models.heads import Head
 from meshwright.runtime import pipeline
 from meshwright.runtime.initialize import initialize
 from meshwright.spec.model import LayerSpec
