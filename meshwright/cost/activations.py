@@ -3,7 +3,8 @@
 For two kernel sets. `cuda_fused`: norms save their input and one or two statistics a row. `cpu_stock`: RMSNorm is
 decomposed and saves its input and its normalised input in fp32. Attention is a flash kernel in both (q, k, v, output
 and one fp32 statistic per row and head), except where a learned bias is added to the scores: then they are kept, as
-q, k, v, output and probabilities.
+q, k, v, output and probabilities. An activation keeps its input, but ReLU its output, which the next product keeps
+anyway.
 
 Post-norm blocks keep as much as pre-norm ones: the input of each part, each sum and its statistics. A decoder block
 keeps the encoder's states, which its keys and values are made of; blocks of one stage that share a layout share
@@ -97,7 +98,10 @@ def working_bytes(layer: LayerSpec, tp: int, job: JobSpec) -> int:
             return 2 * tokens * hidden
         case BlockLayer():
             ffn = layer.mlp.ffn_size // tp
-            mlp = tokens * param * ((3 if layer.mlp.gated else 2) * ffn + 3 * layer.hidden_size)
+            # Experts have a row for each visit, and its gradient there and back.
+            visits = 1 if layer.mlp.experts is None else layer.mlp.experts.top_k
+            passed = 3 if layer.mlp.experts is None else 3 + 2 * visits
+            mlp = tokens * param * (visits * (3 if layer.mlp.gated else 2) * ffn + passed * layer.hidden_size)
             cores = [
                 core.num_queries * param * (2 * core.attention.num_heads // tp * core.num_keys + 3 * layer.hidden_size)
                 for core in attention_cores(layer, job.lengths)
@@ -153,14 +157,18 @@ def _core(
 
 
 def _mlp(mlp: MlpSpec, hidden: int, tp: int, param: int) -> int:
-    """Bytes a token. Of experts: router scores and weights, permuted inputs and outputs, and each visited one's own."""
-    ffn_tensors = 4 if mlp.gated else 2
+    """Bytes a token. Of experts: the router's, permuted inputs and outputs, and each visited one's own.
+
+    The router keeps the scores of all experts, the sum of the chosen ones, and for each visit the expert, the place
+    among all visits, the score and the weight.
+    """
+    ffn_tensors = (4 if mlp.gated else 2) - (mlp.activation == "relu")
     if mlp.experts is None:
         return ffn_tensors * (mlp.ffn_size // tp) * param
     experts = mlp.experts
     routed = experts.top_k * (2 * hidden + ffn_tensors * (mlp.ffn_size // tp)) * param
     shared = ffn_tensors * (experts.shared_ffn_size // tp) * param
-    router = experts.num_experts * _FP32 + experts.top_k * (_INT64 + param)
+    router = (experts.num_experts + 1) * _FP32 + experts.top_k * (2 * _INT64 + _FP32 + param)
     return routed + shared + router
 
 
