@@ -4,7 +4,8 @@ What the runtime does, per layer and rank:
 
 * tensor parallel block: an all-reduce of the hidden states after attention and after the MLP in
   forward, one for each of their inputs in backward; recomputation repeats the first of the two
-  forward ones (it stops before the second, whose result nothing saves).
+  forward ones (it stops before the second, whose result nothing saves, unless a norm follows: post-norm, or the
+  one that closes an encoder).
 * cross attention is a third part of a block; the source states' gradient, and that of a shared table of relative
   positions, are all-reduced in backward too.
 * patch embeddings, patch merging and classifiers, which every rank holds whole: nothing.
@@ -112,7 +113,7 @@ def _tensor_parallel(layer: LayerSpec, strategy: Strategy, samples: int, job: Jo
         yield Collective(op="all_reduce", axis="tp", message_bytes=hidden_bytes, phase="forward")
     elif isinstance(layer, BlockLayer):
         parts = 2 + (layer.cross_attention is not None)
-        again = recomputed * (parts - 1)
+        again = recomputed * (parts if layer.post_norm or layer.closing_norm else parts - 1)
         yield Collective(op="all_reduce", axis="tp", message_bytes=hidden_bytes, phase="forward", count=parts)
         yield Collective(op="all_reduce", axis="tp", message_bytes=hidden_bytes, phase="backward", count=parts)
         yield Collective(op="all_reduce", axis="tp", message_bytes=hidden_bytes, phase="recompute", count=again)

@@ -48,6 +48,7 @@ _DIAGONAL_TOKENS = 256
 _WITH = {
     "attention.k": "attention.q",
     "attention.v": "attention.q",
+    "cross_attention.v": "cross_attention.k",
     "mlp.up": "mlp.gate",
     "mlp.shared.up": "mlp.shared.gate",
     "mlp.experts.up": "mlp.experts.gate",
@@ -101,7 +102,7 @@ def block_products(layer: BlockLayer, tp: int) -> tuple[Product, ...]:
     """
     sizes: dict[str, Product] = {}
     for parameter in layer_parameters(layer):
-        if len(parameter.shape) == 1:
+        if not parameter.is_product:
             continue
         name = parameter.name.removesuffix(".weight")
         columns, inner = (float(size) for size in parameter.shape[-2:])
