@@ -82,7 +82,7 @@ def _samples(layer: LayerSpec, tp: int, job: JobSpec, device: DeviceSpec) -> lis
     found = [
         s
         for s in device.layer_samples
-        if s.tp == tp and s.seq_len == job.seq_len and s.dtype == job.param_dtype and s.layer == layer
+        if s.tp == tp and s.lengths == job.lengths and s.dtype == job.param_dtype and s.layer == layer
     ]
     distinct = {s.samples_per_rank: s for s in sorted(found, key=lambda s: s.busy_ranks)}  # the most ranks busy
     return [distinct[count] for count in sorted(distinct)]
@@ -122,9 +122,8 @@ def _calibration(job: JobSpec, device: DeviceSpec) -> tuple[float, float]:
     ratios: list[tuple[float, float]] = []
     for s in device.layer_samples:
         if s.dtype == job.param_dtype:
-            modelled = _roofline(
-                s.layer, s.tp, s.samples_per_rank, job.model_copy(update={"seq_len": s.seq_len}), device
-            )
+            lengths = {"seq_len": s.seq_len, "target_seq_len": s.target_seq_len or None}
+            modelled = _roofline(s.layer, s.tp, s.samples_per_rank, job.model_copy(update=lengths), device)
             ratios.append((s.forward_s / modelled.forward_s, s.backward_s / modelled.backward_s))
     if not ratios:
         return 1.0, 1.0
@@ -133,11 +132,11 @@ def _calibration(job: JobSpec, device: DeviceSpec) -> tuple[float, float]:
 
 def _roofline(layer: LayerSpec, tp: int, samples_per_rank: int, job: JobSpec, device: DeviceSpec) -> ComputeSeconds:
     forward_s, backward_s = _attention_s(layer, tp, samples_per_rank, job, device)
-    for rows, columns, inner in _matmuls(layer, tp, samples_per_rank, job.lengths):
-        forward_s += _matmul_s(rows, columns, inner, job, device)
-        backward_s += _matmul_s(columns, inner, rows, job, device)
+    for count, rows, columns, inner in _matmuls(layer, tp, samples_per_rank, job.lengths):
+        forward_s += _matmul_s(count, rows, columns, inner, job, device)
+        backward_s += _matmul_s(count, columns, inner, rows, job, device)
         if not isinstance(layer, PatchEmbeddingLayer):  # images need no gradient
-            backward_s += _matmul_s(rows, inner, columns, job, device)
+            backward_s += _matmul_s(count, rows, inner, columns, job, device)
     forward_bytes, backward_bytes = _moved_bytes(layer, tp, samples_per_rank, job)
     forward_launches, backward_launches = layer_launches(layer)
     bytes_per_s = device.memory_bytes_per_s * device.memory_efficiency
@@ -162,18 +161,23 @@ def optimizer_s(num_elements: int, device: DeviceSpec) -> float:
     return num_elements * _OPTIMIZER_BYTES / (device.memory_bytes_per_s * device.memory_efficiency)
 
 
-def _matmuls(layer: LayerSpec, tp: int, samples: int, lengths: Lengths) -> Iterator[tuple[int, int, int]]:
-    """Yield (rows, columns, inner) of every weight product of the layer's forward pass; those of all experts as one."""
-    for parameter, rows in weight_products(layer, lengths):
-        *_, num_outputs, num_inputs = parameter.local_shape(tp)
-        yield samples * rows, num_outputs, num_inputs
+def _matmuls(layer: LayerSpec, tp: int, samples: int, lengths: Lengths) -> Iterator[tuple[int, float, float, float]]:
+    """Yield (count, rows, columns, inner) of every weight product of the layer's forward pass.
+
+    Those of all experts are `count` products of equal shares of the visits, launched as one.
+    """
+    for parameter, sample_rows in weight_products(layer, lengths):
+        *experts, num_outputs, num_inputs = parameter.local_shape(tp)
+        rows = samples * sample_rows
+        count = max(1, min(rows, *experts)) if experts else 1
+        yield count, rows / count, num_outputs, num_inputs
 
 
-def _matmul_s(rows: int, columns: int, inner: int, job: JobSpec, device: DeviceSpec) -> float:
+def _matmul_s(count: int, rows: float, columns: float, inner: float, job: JobSpec, device: DeviceSpec) -> float:
     flops_per_s = device.peak_flops_per_s(job.param_dtype) * device.matmul_efficiency
     bytes_per_s = device.memory_bytes_per_s * device.memory_efficiency
     seconds = matmul_s(rows, columns, inner, flops_per_s, bytes_per_s, dtype_bytes(job.param_dtype))
-    return seconds + device.launch_s
+    return count * seconds + device.launch_s
 
 
 def _attention_s(layer: LayerSpec, tp: int, samples: int, job: JobSpec, device: DeviceSpec) -> tuple[float, float]:

@@ -71,6 +71,7 @@ def layer_tasks(device: torch.device, model: ModelSpec, job: JobSpec, batch: int
                         tp=tp,
                         samples_per_rank=samples,
                         seq_len=job.seq_len,
+                        target_seq_len=job.target_seq_len or 0,
                         dtype=job.param_dtype,
                         busy_ranks=num_ranks,
                         forward_s=1.0,

@@ -10,8 +10,9 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from meshwright.spec.base import Dtype, NonNegativeFloat, PositiveInt, Spec
+from meshwright.spec.base import Dtype, NonNegativeFloat, NonNegativeInt, PositiveInt, Spec
 from meshwright.spec.model import LayerSpec
+from meshwright.spec.tensors import Lengths
 
 CollectiveOp = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send"]
 UnitOp = Literal["gather", "reduce_scatter", "all_reduce", "accumulate"]
@@ -96,6 +97,7 @@ class LayerSample(Sample):
     tp: PositiveInt
     samples_per_rank: PositiveInt
     seq_len: PositiveInt
+    target_seq_len: NonNegativeInt = 0
     dtype: Dtype
     busy_ranks: PositiveInt
     forward_s: Seconds
@@ -104,6 +106,10 @@ class LayerSample(Sample):
     met_backward_s: Seconds | Literal[0] = 0
     saved_bytes: Bytes = 0
     transient_bytes: Bytes = 0
+
+    @property
+    def lengths(self) -> Lengths:
+        return Lengths(self.seq_len, self.target_seq_len)
 
 
 class OptimizerSample(Sample):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from meshwright.cost.compute import accumulate_s, layer_compute, optimizer_s
+from meshwright.cost.compute import accumulate_s, layer_compute, measured_counts, optimizer_s
 from meshwright.spec.cluster import DeviceSpec
 from meshwright.spec.flops import forward_flops
 from meshwright.spec.job import JobSpec
@@ -131,3 +131,48 @@ def test_a_meeting_that_was_faster_shows_noise():
     found = layer_compute(LLAMA.layers[1], 1, 1, BF16, with_meetings(2e-3, 1.5e-3))
     assert found.forward_s == 1.5e-3
     assert found.forward_wait_s == 0.0
+
+
+def test_a_measured_layer_counts_for_its_lengths_alone():
+    """A decoder's block takes other seconds with other targets; what it shows of other layers is held against its own."""
+    decoder = model("tiny-t5").layers[-2]
+    job = BF16.model_copy(update={"seq_len": 64, "target_seq_len": 48})
+    modelled = layer_compute(decoder, 1, 1, job, A100)
+    sample = LayerSample(
+        layer=decoder, tp=1, samples_per_rank=1, seq_len=64, target_seq_len=48, dtype="bf16", busy_ranks=1,
+        forward_s=2 * modelled.forward_s, backward_s=3 * modelled.backward_s,
+    )  # fmt: skip
+    device = A100.model_copy(update={"layer_samples": (sample,)})
+    assert layer_compute(decoder, 1, 1, job, device).forward_s == sample.forward_s
+    assert measured_counts(decoder, 1, job, device) == (1,)
+    others = job.model_copy(update={"target_seq_len": 32})
+    assert measured_counts(decoder, 1, others, device) == ()
+    assert layer_compute(decoder, 1, 1, others, device).forward_s < sample.forward_s
+    for other_job in (others, BF16):
+        layer = LLAMA.layers[1] if other_job is BF16 else decoder
+        alone, scaled = (layer_compute(layer, 1, 1, other_job, d) for d in (A100, device))
+        assert scaled.forward_s == pytest.approx(2 * alone.forward_s)
+        assert scaled.backward_s == pytest.approx(3 * alone.backward_s)
+
+
+def test_few_tokens_still_read_every_expert_that_they_visit():
+    """Beside a dense block of one expert's width and all visits, the other experts' weights are read."""
+    block = model("mixtral-8x7b").layers[1]
+    assert isinstance(block, BlockLayer)
+    experts = block.mlp.experts
+    assert experts is not None
+    bytes_per_s = A100.memory_bytes_per_s * A100.memory_efficiency
+
+    def forward_s(num_experts: int, seq_len: int) -> float:
+        spec = experts.model_copy(update={"num_experts": num_experts, "top_k": 2})
+        layer = block.model_copy(update={"mlp": block.mlp.model_copy(update={"experts": spec})})
+        return layer_compute(layer, 1, 1, BF16.model_copy(update={"seq_len": seq_len}), A100).forward_s
+
+    one_expert_bytes = 2 * 3 * 4096 * 14336
+    router_bytes = 2 * 6 * 4096 + 2 * 4 * 6
+    more_s = forward_s(8, 4) - forward_s(2, 4)
+    assert more_s == pytest.approx((6 * one_expert_bytes + router_bytes) / bytes_per_s, rel=1e-6)
+    # Two tokens make four visits, so of eight experts and of four as many are read.
+    assert forward_s(8, 2) - forward_s(4, 2) < one_expert_bytes / bytes_per_s / 100
+    # With many tokens products decide.
+    assert forward_s(8, 65536) == pytest.approx(forward_s(2, 65536), rel=1e-3)
