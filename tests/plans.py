@@ -28,6 +28,7 @@ def by_hand(
     *,
     batch: int,
     seq_len: int,
+    target_seq_len: int | None = None,
     sizes: list[int] | None = None,
     micro_batches: int = 1,
     dtype: Dtype = "bf16",
@@ -42,7 +43,7 @@ def by_hand(
     return Plan(
         model=spec,
         cluster=ranks,
-        job=JobSpec(global_batch_size=batch, seq_len=seq_len, param_dtype=dtype),
+        job=JobSpec(global_batch_size=batch, seq_len=seq_len, target_seq_len=target_seq_len, param_dtype=dtype),
         budget=Budget(memory_bytes=ranks.device.memory_bytes),
         num_devices=ranks.num_devices,
         global_batch_size=batch,
