@@ -83,17 +83,10 @@ HEADS = 2 * 32  # q, k, v or output of one token, over all heads
 FFN = 2 * 64
 
 
-def saved_by_hand(kind: str, tp: int) -> int:
-    """Return the bytes of one sample on one of `tp` ranks."""
-    heads, ffn, num_heads, logits = HEADS // tp, FFN // tp, 4 // tp, 2 * 128 // tp
-    ids = 8 if tp == 1 else 9
+def block_by_hand(kind: str, tp: int) -> int:
+    """Return the bytes of one sample in a block on one of `tp` ranks."""
+    heads, ffn, num_heads = HEADS // tp, FFN // tp, 4 // tp
     match kind:
-        case "embedding":
-            return 8 * (ids + 8 + LAYER_NORM)
-        case "embedding of two":
-            return (8 + 6) * ids
-        case "patches":
-            return 4 * (2 * 48 + LAYER_NORM)
         case "post-norm":
             return 8 * (2 * (LAYER_NORM + HIDDEN) + 4 * heads + 4 * num_heads + 2 * ffn)
         case "encoder's last":
@@ -104,9 +97,21 @@ def saved_by_hand(kind: str, tp: int) -> int:
             return 6 * of_targets + from_source + 8 * HIDDEN
         case "windows":
             return 16 * (2 * (LAYER_NORM + HIDDEN) + 4 * heads + 2 * num_heads * 4 + 2 * ffn)
-        case "experts":
+        case _:  # experts
             router = (4 + 1) * 4 + 2 * (8 + 8 + 4 + 2)
             return 8 * (2 * (RMS_NORM + HIDDEN) + 3 * heads + 4 * num_heads + 2 * (2 * HIDDEN + 4 * ffn) + router)
+
+
+def saved_by_hand(kind: str, tp: int) -> int:
+    """Return the bytes of one sample on one of `tp` ranks."""
+    ids, logits = 8 if tp == 1 else 9, 2 * 128 // tp
+    match kind:
+        case "embedding":
+            return 8 * (ids + 8 + LAYER_NORM)
+        case "embedding of two":
+            return (8 + 6) * ids
+        case "patches":
+            return 4 * (2 * 48 + LAYER_NORM)
         case "merge":
             return 4 * (4 * HIDDEN + 8 + 4 * HIDDEN)
         case "masked head":
@@ -115,8 +120,10 @@ def saved_by_hand(kind: str, tp: int) -> int:
             return 6 * (RMS_NORM + HIDDEN + logits + 4 + 8)
         case "mean":
             return 8 * LAYER_NORM + HIDDEN + 2 * 10 + 4 + 8
-        case _:
+        case "pooler":
             return 2 * HIDDEN + 2 * 10 + 4 + 8
+        case _:
+            return block_by_hand(kind, tp)
 
 
 INPUTS = {

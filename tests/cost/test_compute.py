@@ -134,7 +134,7 @@ def test_a_meeting_that_was_faster_shows_noise():
 
 
 def test_a_measured_layer_counts_for_its_lengths_alone():
-    """A decoder's block takes other seconds with other targets; what it shows of other layers is held against its own."""
+    """A decoder's block takes other seconds with other targets; calibration knows its own."""
     decoder = model("tiny-t5").layers[-2]
     job = BF16.model_copy(update={"seq_len": 64, "target_seq_len": 48})
     modelled = layer_compute(decoder, 1, 1, job, A100)
