@@ -104,6 +104,12 @@ def stage_layer_costs(plan: Plan, index: int) -> tuple[LayerCost, ...]:
     )
 
 
+def stage_activation_bytes(plan: Plan, index: int) -> list[int]:
+    """Return, by layer of stage `index`, what autograd keeps of a micro-batch; what layers share counts once."""
+    costs, kept_by_others = stage_layer_costs(plan, index), _kept_by_others(plan, index)
+    return [cost.activation_bytes - less for cost, less in zip(costs, kept_by_others, strict=True)]
+
+
 def positional_peak_bytes(
     states_bytes: int,
     num_in_flight: int,
@@ -153,8 +159,7 @@ def _stage_cost(plan: Plan, index: int) -> StageCost:
         strategy = plan.stages[0].strategies[0]
         step += StepSeconds(tied_sync_s=tied_sync_s(plan.model, strategy, plan.num_stages, plan.job, plan.cluster))
     step += StepSeconds(other_s=report_sync_s(plan.num_devices, plan.cluster))
-    kept_by_others = _kept_by_others(plan, index)
-    activations = [cost.activation_bytes - less for cost, less in zip(costs, kept_by_others, strict=True)]
+    activations = stage_activation_bytes(plan, index)
     transients, first_transients = _transients(plan, costs)
     count = in_flight(plan.schedule, plan.num_stages, plan.num_micro_batches, index)
     return StageCost(

@@ -32,12 +32,14 @@ from meshwright.spec.legality import why_illegal_tp
 from meshwright.spec.model import (
     BlockLayer,
     ClassifierLayer,
+    CustomLayer,
     EmbeddingLayer,
     HeadLayer,
     LayerSpec,
     MergeLayer,
     ModelSpec,
     PatchEmbeddingLayer,
+    hands_on,
     relative_table,
     source_states,
 )
@@ -153,7 +155,7 @@ def layer_inputs(layer: LayerSpec, samples: int, job: JobSpec, device: torch.dev
             return (ids, numbers(layer.token_types, lengths.seq)) if layer.token_types else (ids,)
         case PatchEmbeddingLayer():
             return (torch.randn(samples, layer.num_channels, layer.image_size, layer.image_size, device=device),)
-        case BlockLayer():
+        case BlockLayer() | CustomLayer():
             return tuple(states(*tensor.resolve(lengths)) for tensor in _handed_to(layer))
         case MergeLayer():
             return (states(layer.grid**2, layer.hidden_size),)
@@ -164,8 +166,11 @@ def layer_inputs(layer: LayerSpec, samples: int, job: JobSpec, device: torch.dev
             return states(lengths.of(layer.length), layer.hidden_size), numbers(layer.num_classes)
 
 
-def _handed_to(layer: BlockLayer) -> Iterator[TensorSpec]:
+def _handed_to(layer: BlockLayer | CustomLayer) -> Iterator[TensorSpec]:
     """Yield what comes to a block: its hidden states, and beside them what it would hand on or a stack ends with."""
+    if isinstance(layer, CustomLayer):
+        yield from hands_on(layer)
+        return
     hidden, relative = layer.hidden_size, layer.attention.relative
     own = TensorSpec(name="hidden", shape=(layer.length, hidden))
     if starts_decoder(layer):

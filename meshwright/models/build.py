@@ -10,10 +10,12 @@ from meshwright.models.blocks import Block
 from meshwright.models.dropout import Place
 from meshwright.models.embedding import Embedding
 from meshwright.models.heads import Classifier, Head
+from meshwright.models.own import build_own
 from meshwright.models.vision import Merge, PatchEmbedding
 from meshwright.spec.model import (
     BlockLayer,
     ClassifierLayer,
+    CustomLayer,
     EmbeddingLayer,
     HeadLayer,
     LayerSpec,
@@ -38,6 +40,8 @@ def build_layer(spec: LayerSpec) -> nn.Module:
             return PatchEmbedding(spec)
         case BlockLayer():
             return Block(spec)
+        case CustomLayer():
+            return build_own(spec)
         case MergeLayer():
             return Merge(spec)
         case HeadLayer():

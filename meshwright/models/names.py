@@ -19,6 +19,7 @@ from meshwright.errors import UserError
 from meshwright.spec.model import (
     BlockLayer,
     ClassifierLayer,
+    CustomLayer,
     EmbeddingLayer,
     HeadLayer,
     LayerSpec,
@@ -89,6 +90,8 @@ class _Family:
                 return self.first
             case BlockLayer():
                 return self.block if layer.cross_attention is None else self.decoder
+            case CustomLayer():
+                return {}
             case MergeLayer():
                 return self.merge
             case HeadLayer():

@@ -119,6 +119,7 @@ def make_plan(
     batch: int,
     schedule: ScheduleName = "1f1b",
     dtype: Dtype = "fp32",
+    dropout: float = 0.0,
 ) -> Plan:
     plans = tuple(StagePlan.of([s for count, s in layers for _ in range(count)]) for layers in stages)
     num_ranks = len(stages) * stages[0][0][1].num_devices
@@ -127,8 +128,10 @@ def make_plan(
         cluster=cluster(num_ranks),
         job=JobSpec(
             global_batch_size=batch,
-            seq_len=SEQ_LEN,
+            seq_len=model.usual_seq_len or SEQ_LEN,
+            target_seq_len=model.usual_target_seq_len or None,
             param_dtype=dtype,
+            dropout=dropout,
             optimizer=AdamW(lr=3e-3, eps=1e-6, clip_norm=0.5),
         ),
         budget=Budget(memory_bytes=4 << 30),

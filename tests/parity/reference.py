@@ -6,22 +6,35 @@ import torch
 from torch import Tensor
 
 from meshwright.models import build_model
+from meshwright.models.dropout import Place
 from meshwright.models.loss import IGNORE_INDEX
 from meshwright.runtime.initialize import initialize
+from meshwright.spec.model import ClassifierLayer
 from meshwright.spec.plan import Plan
-from tests.parity.cases import SEQ_LEN
+from meshwright.spec.sample import input_shapes, target_shape
 
 NUM_STEPS = 3
 
 
-def make_batch(plan: Plan, step: int) -> tuple[Tensor, Tensor]:
-    """Return ids and targets of a global batch; the share of ignored tokens differs from sample to sample."""
+def make_batch(plan: Plan, step: int) -> tuple[tuple[Tensor, ...], Tensor]:
+    """Return inputs and targets of a global batch; the share of ignored targets differs from sample to sample."""
     generator = torch.Generator().manual_seed(1000 + step)
-    shape = (plan.global_batch_size, SEQ_LEN)
-    ids = torch.randint(0, plan.model.vocab_size, shape, generator=generator)
-    targets = torch.randint(0, plan.model.vocab_size, shape, generator=generator)
-    ignored = torch.rand(shape, generator=generator) < torch.linspace(0.0, 0.6, plan.global_batch_size)[:, None]
-    return ids, targets.masked_fill(ignored, IGNORE_INDEX)
+    model, batch = plan.model, plan.global_batch_size
+
+    def numbers(below: int, shape: tuple[int, ...]) -> Tensor:
+        return torch.randint(0, below, (batch, *shape), generator=generator)
+
+    shapes = input_shapes(model, plan.job)
+    if model.vocab_size:
+        inputs = tuple(numbers(model.vocab_size, shape) for shape in shapes)
+    else:
+        inputs = tuple(torch.randn(batch, *shape, generator=generator) for shape in shapes)
+    shape = target_shape(model, plan.job)
+    classes = model.head.num_classes if isinstance(model.head, ClassifierLayer) else model.vocab_size
+    targets = numbers(classes, shape)
+    shares = torch.linspace(0.0, 0.6, batch).reshape(-1, *[1] * len(shape))
+    ignored = torch.rand(targets.shape, generator=generator) < shares
+    return inputs, targets.masked_fill(ignored, IGNORE_INDEX)
 
 
 def train_reference(plan: Plan) -> dict[str, dict[str, Tensor]]:
@@ -39,9 +52,10 @@ def train_reference(plan: Plan) -> dict[str, dict[str, Tensor]]:
     )
     losses, norms, gradients = [], [], {}
     for step in range(NUM_STEPS):
-        ids, targets = make_batch(plan, step)
+        inputs, targets = make_batch(plan, step)
+        at = Place(seed=7, step=step, layer=0, first_sample=0, rate=plan.job.dropout)
         optimizer.zero_grad()
-        loss = model(ids, targets) / (targets != IGNORE_INDEX).sum()
+        loss = model(*inputs, targets=targets, at=at) / (targets != IGNORE_INDEX).sum()
         loss.backward()
         if step == 0:
             gradients = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}

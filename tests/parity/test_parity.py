@@ -13,10 +13,11 @@ from tests.launch import run_ranks
 from tests.parity.cases import Case, all_cases
 from tests.parity.faults import FAULTS
 from tests.parity.worker import TUPLES_AFTER
+from tests.parity.zoo import zoo_cases
 
 pytestmark = [pytest.mark.distributed, pytest.mark.slow]
 
-CASES = {case.name: case for case in all_cases()}
+CASES = {case.name: case for case in [*all_cases(), *zoo_cases()]}
 Records = list[dict[str, Any]]
 ByName = Callable[[str], Records]
 

@@ -74,8 +74,7 @@ def tuple_reference(plan: Plan, seed: int) -> tuple[float, dict[str, Tensor]]:
     """Return loss and gradients on one device, layer by layer in a plain loop."""
     model: Transformer = build_model(plan.model, "cpu")
     initialize(model, plan.model, seed=seed)
-    ids, targets = make_batch(plan, 0)
-    handed: Tensors = (ids,)
+    handed, targets = make_batch(plan, 0)
     for layer in list(model.layers)[:-1]:
         handed = layer(*handed)
     loss = model.layers[-1](*handed, targets) / (targets != -100).sum()

@@ -20,7 +20,7 @@ from torch import Tensor
 from meshwright.cost.inventory import Call, step_calls
 from meshwright.cost.layer import held_parameters
 from meshwright.cost.memory import state_bytes
-from meshwright.cost.predict import stage_layer_costs
+from meshwright.cost.predict import stage_activation_bytes
 from meshwright.models import build_model
 from meshwright.runtime.initialize import local_data, own_slice
 from meshwright.runtime.optimizer import make_optimizer
@@ -34,6 +34,7 @@ from tests.parity.measure import optimizer_bytes, saved_activation_bytes, storag
 from tests.parity.recorder import recorded_calls
 from tests.parity.reference import NUM_STEPS, make_batch, train_reference
 from tests.parity.tuples import handing_on_tuples, tuple_plan, tuple_reference
+from tests.parity.zoo import zoo_cases
 
 SEED = 7
 TUPLES_AFTER = "hsdp2x2"  # the case of four ranks after which tuples are tried
@@ -43,7 +44,7 @@ def main(results_path: str, names: list[str]) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     records: dict[str, Any] = {}
-    for case in all_cases():
+    for case in [*all_cases(), *zoo_cases()]:
         if case.plan.num_devices != dist.get_world_size() or (names and case.name not in names):
             continue
         records[case.name] = _together(run_case(case.plan))
@@ -67,7 +68,7 @@ def run_case(plan: Plan) -> dict[str, Any]:
     for step in range(NUM_STEPS):
         batch = make_slices(plan, step)
         with recorded_calls() as calls:
-            report = engine.forward_backward(batch)
+            report = engine.forward_backward(batch, step=step)
         want_loss, want_norm = (float(reference["curve"][name][step]) for name in ("losses", "norms"))
         record["loss_error"].append(abs(report.loss / want_loss - 1))
         record["norm_error"].append(abs(report.gradient_norm / want_norm - 1))
@@ -82,7 +83,7 @@ def run_case(plan: Plan) -> dict[str, Any]:
         engine.zero_grad()
     record["parameter_error"] = parameter_error(engine, reference["parameters"])
     record["tied_copies"] = tied_copies_differ(engine)
-    predicted = sum(cost.activation_bytes for cost in stage_layer_costs(plan, engine.world.stage))
+    predicted = sum(stage_activation_bytes(plan, engine.world.stage))
     record["activations"] = [predicted, saved_activation_bytes(engine, make_slices(plan, 0))]
     return record
 
@@ -111,9 +112,14 @@ def first_step(plan: Plan) -> dict[str, Any]:
 
 
 def make_slices(plan: Plan, step: int) -> Batch:
-    ids, targets = make_batch(plan, step)
-    # Clones: a view would keep the storage of the whole batch alive, and be counted so.
-    return lambda first, count: (ids[first : first + count].clone(), targets[first : first + count].clone())
+    inputs, targets = make_batch(plan, step)
+
+    def batch(first: int, count: int) -> tuple[tuple[Tensor, ...], Tensor]:
+        # Clones: a view would keep the storage of the whole batch alive, and be counted so.
+        taken = tuple(x[first : first + count].clone() for x in inputs)
+        return taken, targets[first : first + count].clone()
+
+    return batch
 
 
 def gradient_error(engine: Engine, reference: dict[str, Tensor]) -> float:
