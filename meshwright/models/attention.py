@@ -81,7 +81,7 @@ class Attention(nn.Module):
         A copy, because the weight itself may be gone (ZeRO-3) when a later block looks.
         """
         assert self.relative is not None  # noqa: S101 asked of its owner only
-        return self.relative.weight.clone().expand(num_samples, -1, -1)
+        return self.relative.weight.repeat(num_samples, 1, 1)
 
     def _heads(self, x: Tensor) -> Tensor:
         """Return [B, T, N, D], or, in windows of W tokens, [B, windows, W, N, D]."""
@@ -97,6 +97,11 @@ class Attention(nn.Module):
     def _fused(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         spec, tokens = self.spec, q.shape[-2]
         slides = 0 < spec.sliding_window < tokens
+        grouped = spec.num_kv_heads != spec.num_heads
+        if slides and grouped and q.is_cuda:
+            # CUDA's kernels for masks want as many keys as queries; the one that does not would keep all scores.
+            k, v = (x.repeat_interleave(spec.num_heads // spec.num_kv_heads, 1) for x in (k, v))
+            grouped = False
         return functional.scaled_dot_product_attention(
             q,
             k,
@@ -104,7 +109,7 @@ class Attention(nn.Module):
             attn_mask=causal_mask(tokens, spec.sliding_window, q.device, q.dtype) if slides else None,
             is_causal=spec.causal and not slides,
             scale=None if spec.scaled else 1.0,
-            enable_gqa=spec.num_kv_heads != spec.num_heads,
+            enable_gqa=grouped,
         )
 
     def _biased(self, q: Tensor, k: Tensor, v: Tensor, table: Tensor | None) -> Tensor:

@@ -37,10 +37,10 @@ class Embedding(nn.Module):
         if not self.spec.targets:
             return drop(self._summed(self._tokens(ids), beside), at, _SOURCE)
         assert beside is not None  # noqa: S101 the caller's duty
-        # One lookup, and so one sum over ranks, for both.
+        # One lookup, and so one sum over ranks, for both; then copies, of which none keeps the other alive.
         hidden = self._tokens(torch.cat((ids.flatten(), beside.flatten())))
         source, target = (
-            self._summed(part.view(*of.shape, -1), None)
+            self._summed(part.view(*of.shape, -1).clone(), None)
             for part, of in zip(hidden.split((ids.numel(), beside.numel())), (ids, beside), strict=True)
         )
         return drop(source, at, _SOURCE), drop(target, at, _TARGETS)
