@@ -174,6 +174,9 @@ KEEPS = {
     "deepspeed-3d": lambda plan: (
         is_even(plan) and plan.num_stages == 2 and set(plan.strategies) == {Strategy(tp=2, dp_replicate=1)}
     ),
+    "alpa-like": lambda plan: (
+        not recomputes(plan) and not is_hybrid(plan) and all(s.zero_stage in (0, 2) for s in plan.strategies)
+    ),
     "3d": lambda plan: is_even(plan) and plan.is_uniform and not recomputes(plan) and not shards(plan),
     "uniform": lambda plan: is_even(plan) and len(set(plan.strategies[1:-1])) == 1,
     "dp+tp": lambda plan: plan.num_stages == 1 and not recomputes(plan) and not shards(plan),
