@@ -9,8 +9,9 @@ What the runtime does, per layer and rank:
 * cross attention is a third part of a block; the source states' gradient, and that of a shared table of relative
   positions, are all-reduced in backward too.
 * patch embeddings, patch merging and classifiers, which every rank holds whole: nothing.
-* vocabulary-parallel embedding: one all-reduce in forward. Head: a maximum and a sum over the
-  vocabulary in the loss, an all-reduce of the hidden states' gradient in backward.
+* vocabulary-parallel embedding: one all-reduce in forward, repeated by recomputation where a norm follows.
+* head: a maximum and a sum over the vocabulary in the loss, an all-reduce of the hidden states' gradient in
+  backward.
 * ZeRO-3: all-gather of the parameters before forward and before backward of every micro-batch.
   ZeRO-1 and ZeRO-2: once a step. ZeRO-2 and ZeRO-3 reduce-scatter gradients after every micro-batch, ZeRO-1
   once a step; with replicas on top (HSDP) the shards are all-reduced once a step.
@@ -111,6 +112,8 @@ def _tensor_parallel(layer: LayerSpec, strategy: Strategy, samples: int, job: Jo
     recomputed = int(strategy.recompute == "full")
     if isinstance(layer, EmbeddingLayer):
         yield Collective(op="all_reduce", axis="tp", message_bytes=hidden_bytes, phase="forward")
+        again = recomputed * (layer.norm is not None)
+        yield Collective(op="all_reduce", axis="tp", message_bytes=hidden_bytes, phase="recompute", count=again)
     elif isinstance(layer, BlockLayer):
         parts = 2 + (layer.cross_attention is not None)
         again = recomputed * (parts if layer.post_norm or layer.closing_norm else parts - 1)

@@ -44,6 +44,8 @@ def _split_sizes(layer: LayerSpec) -> Iterator[tuple[str, int]]:
                 yield "num_kv_heads", attention.num_kv_heads
                 yield "num_heads", attention.num_heads
         yield "ffn_size", layer.mlp.ffn_size
+        if layer.mlp.experts is not None:
+            yield "shared_ffn_size", layer.mlp.experts.shared_ffn_size
     elif isinstance(layer, CustomLayer):
         for parameter in layer.parameters:
             if parameter.tp_dim is not None:

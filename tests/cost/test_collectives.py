@@ -68,6 +68,9 @@ def test_recomputation_stops_before_the_last_sum_unless_a_norm_keeps_it():
     assert block.post_norm
     hidden_bytes = SAMPLES * 16 * block.hidden_size * 2
     assert issued(block, recompute=True)["recompute", hidden_bytes] == 2
+    assert issued(BERT.embedding) == {("forward", hidden_bytes): 1}
+    assert issued(BERT.embedding, recompute=True) == {("forward", hidden_bytes): 1, ("recompute", hidden_bytes): 1}
+    assert issued(T5.embedding, recompute=True) == issued(T5.embedding)
     pre_norm = block.model_copy(update={"post_norm": False})
     assert issued(pre_norm, recompute=True)["recompute", hidden_bytes] == 1
 

@@ -11,6 +11,7 @@ from meshwright.errors import UserError
 from meshwright.files import from_data
 from meshwright.spec.legality import why_illegal
 from meshwright.spec.library import model
+from meshwright.spec.model import BlockLayer
 from meshwright.spec.strategy import Strategy
 
 
@@ -94,3 +95,14 @@ def test_sort_key_tells_all_fields_apart():
 )
 def test_why_illegal(layer: int, fields: dict[str, Any], samples: int, reason: str | None):
     assert why_illegal(model("tiny-llama").layers[layer], Strategy(**fields), samples) == reason
+
+
+def test_tensor_parallelism_splits_shared_experts_too():
+    block = model("mixtral-8x7b").layers[1]
+    assert isinstance(block, BlockLayer)
+    assert block.mlp.experts is not None
+    assert why_illegal(block, Strategy(tp=4), 1) is None
+    shared = block.mlp.experts.model_copy(update={"shared_ffn_size": 6})
+    layer = block.model_copy(update={"mlp": block.mlp.model_copy(update={"experts": shared})})
+    assert why_illegal(layer, Strategy(tp=2), 1) is None
+    assert why_illegal(layer, Strategy(tp=4), 1) == "tp 4 does not divide shared_ffn_size=6; allowed: 1, 2, 3, 6"
