@@ -48,6 +48,9 @@ PROMISES: dict[str, Callable[[Strategy], bool]] = {
     "galvatron": lambda s: s.recompute == "none" and (s.dp_replicate == 1 or s.dp_shard == 1),
     "biobj": lambda s: s.recompute == "none" and (s.dp_replicate == 1 or s.dp_shard == 1),
     "bmw": lambda s: s.dp_replicate == 1 or s.dp_shard == 1,
+    "alpa-like": lambda s: (
+        s.recompute == "none" and s.zero_stage in (0, 2) and (s.dp_replicate == 1 or s.dp_shard == 1)
+    ),
     "3d": lambda s: s.recompute == "none" and s.zero_stage == 0,
     "deepspeed-3d": lambda s: s.recompute == "none" and s.zero_stage == 0 and s.tp == 2,
     "uniform": lambda s: True,
