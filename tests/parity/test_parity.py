@@ -57,6 +57,13 @@ def test_there_are_enough_plans_of_every_sort():
     assert sum(plan.num_micro_batches >= 2 * plan.num_stages for plan in pipelines) >= len(pipelines) - 1
 
 
+def test_every_family_is_there_under_every_dimension():
+    kinds = {"dp2", "zero3x2", "tp2-recompute", "pp2", "hsdp2x2", "mixed-uneven"}
+    for family in (*CONFIGS, "own"):
+        assert {f"{family}-{kind}" for kind in kinds} <= CASES.keys()
+        assert {CASES[f"{family}-{kind}"].plan.job.dropout > 0 for kind in kinds} == {True, False}
+
+
 @pytest.mark.parametrize("name", [case.name for case in by_dtype("fp32")])
 def test_equals_one_device(name: str, records: ByName):
     for rank, record in enumerate(records(name)):

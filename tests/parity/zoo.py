@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from examples import gated_conv
 from meshwright.spec.families import model_from_config
 from meshwright.spec.model import ModelSpec
 from tests.parity.cases import Case, make_plan, s
@@ -24,11 +25,11 @@ CONFIGS: dict[str, dict[str, Any]] = {
     },
     "t5": {
         "model_type": "t5", "vocab_size": 61, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_heads": 4, "num_layers": 2,
-        "num_decoder_layers": 3, "n_positions": 12, "target_seq_len": 7, "relative_attention_num_buckets": 4,
+        "num_decoder_layers": 3, "n_positions": 12, "target_seq_len": 3, "relative_attention_num_buckets": 4,
     },
     "t5-gated-untied": {
         "model_type": "t5", "vocab_size": 61, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_heads": 4, "num_layers": 3,
-        "num_decoder_layers": 2, "n_positions": 9, "target_seq_len": 10, "feed_forward_proj": "gated-gelu",
+        "num_decoder_layers": 2, "n_positions": 14, "target_seq_len": 5, "feed_forward_proj": "gated-gelu",
         "relative_attention_num_buckets": 4,
         "tie_word_embeddings": False,
     },
@@ -58,8 +59,20 @@ def family(name: str) -> ModelSpec:
     return model_from_config(CONFIGS[name], name=name, where=name)
 
 
+def own() -> ModelSpec:
+    """Return a model outside the zoo, as the example describes it."""
+    model = gated_conv.model(hidden=32)
+    builder = {"builder": "examples.gated_conv:build"}
+    groups = [
+        group.model_copy(update={"layer": group.layer.model_copy(update=builder)} if group.num_layers > 1 else {})
+        for group in model.groups
+    ]
+    return model.model_copy(update={"groups": tuple(groups)})
+
+
 def zoo_cases() -> list[Case]:
-    return [case for name in CONFIGS for case in _cases(name, family(name))]
+    models = {name: family(name) for name in CONFIGS} | {"own": own()}
+    return [case for name, model in models.items() for case in _cases(name, model)]
 
 
 def _cases(name: str, model: ModelSpec) -> Iterator[Case]:
