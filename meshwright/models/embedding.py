@@ -40,7 +40,7 @@ class Embedding(nn.Module):
         # One lookup, and so one sum over ranks, for both; then copies, of which none keeps the other alive.
         hidden = self._tokens(torch.cat((ids.flatten(), beside.flatten())))
         source, target = (
-            self._summed(part.view(*of.shape, -1).clone(), None)
+            self._summed(part.view(*of.shape, hidden.shape[-1]).clone(), None)
             for part, of in zip(hidden.split((ids.numel(), beside.numel())), (ids, beside), strict=True)
         )
         return drop(source, at, _SOURCE), drop(target, at, _TARGETS)
