@@ -13,7 +13,7 @@ from tests.launch import run_ranks
 from tests.parity.cases import Case, all_cases
 from tests.parity.faults import FAULTS
 from tests.parity.worker import TUPLES_AFTER
-from tests.parity.zoo import zoo_cases
+from tests.parity.zoo import CONFIGS, zoo_cases
 
 pytestmark = [pytest.mark.distributed, pytest.mark.slow]
 
