@@ -28,6 +28,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from meshwright.search.additive import Additive, Labels, most_weighted, switched
 from meshwright.search.labels import (
     FAR,
     Floats,
@@ -82,20 +83,6 @@ Guides = tuple[tuple[Floats, Sums], ...]  # V of peaks.py by layer, and least su
 
 class OutOfTime(Exception):
     """A problem's deadline has passed before it was solved."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Labels:
-    """Labels of the layers from one on, sorted by strategy, then memory; with peaks, `memory` is P and `base` b."""
-
-    strategy: NDArray[np.intp]
-    time: Ints
-    memory: Ints
-    base: Ints | None = None
-
-    def take(self, at: NDArray[np.intp]) -> _Labels:
-        base = None if self.base is None else self.base[at]
-        return _Labels(strategy=self.strategy[at], time=self.time[at], memory=self.memory[at], base=base)
 
 
 def solve(
@@ -396,7 +383,7 @@ def _solve_useful(problem: LayerProblem, limit: int, least: int) -> tuple[int, N
 
 def _reduced(problem: LayerProblem, before: Sums, through: Floats, threshold: int) -> LayerProblem:
     """Forbid the choices that no plan within threshold and budget contains (reduced-cost fixing)."""
-    room = _room(problem, before, threshold) + before.multipliers * float(problem.budget)
+    room = most_weighted(problem, before, threshold) + before.multipliers * float(problem.budget)
     keep = (through[:-1] <= room[:, None, None]).all(axis=0)
     keep &= through[-1] <= problem.budget + SLACK * abs(problem.budget)
     return replace(problem, time=np.where(keep, problem.time, FAR), memory=np.where(keep, problem.memory, FAR))
@@ -417,23 +404,22 @@ def _plain(problem: LayerProblem, peaks: Peaks) -> LayerProblem:
     return replace(problem, memory=np.where(problem.time < FAR, peaks.memory, FAR), peaks=None)
 
 
-def _room(problem: LayerProblem, before: Sums, threshold: int) -> Floats:
-    """Return [lam] what time + lam * (memory - budget) may be at most: the threshold, and a little for floats."""
-    return threshold + SLACK * (abs(threshold) + before.multipliers * float(problem.budget)) + 1
-
-
-def _all_labels(problem: LayerProblem, before: Sums, threshold: int) -> list[_Labels]:
+def _all_labels(problem: LayerProblem, before: Sums, threshold: int) -> list[Labels]:
     """Return the labels of every layer that can be part of a plan within budget and threshold."""
     num_layers = len(problem.time)
     num_choices = np.count_nonzero(problem.time < FAR, axis=1).tolist()
     if problem.peaks is not None:
         problem = replace(problem, peaks=problem.peaks.within(problem.time < FAR))
     guides = _guides(problem, before)
+    additive = Additive(problem, before, threshold) if problem.peaks is None else None
     labels = [_kept(problem, guides, threshold, num_layers - 1, _last_labels(problem))]
     for layer in range(num_layers - 2, -1, -1):
         if time.perf_counter() > problem.deadline:
             raise OutOfTime
-        if len(labels[-1].time) * num_choices[layer] <= _FEW_PAIRS:
+        few = len(labels[-1].time) * num_choices[layer] <= _FEW_PAIRS
+        if few and additive is not None:
+            labels.append(additive.extended(layer, labels[-1]))
+        elif few:
             labels.append(_extended(problem, guides, threshold, layer, labels[-1]))
         else:
             labels.append(_kept(problem, guides, threshold, layer, _candidates(problem, layer, labels[-1])))
@@ -449,20 +435,20 @@ def _guides(problem: LayerProblem, before: Sums) -> Guides:
     return (counted, before), (np.ones(len(counted)), plain)
 
 
-def _extended(problem: LayerProblem, guides: Guides, threshold: int, layer: int, later: _Labels) -> _Labels:
+def _extended(problem: LayerProblem, guides: Guides, threshold: int, layer: int, later: Labels) -> Labels:
     """Put every choice of layer `layer` before every label of layer + 1; drop as `_kept` does."""
     here = np.flatnonzero(problem.time[layer] < FAR)
-    time = _moves(problem, layer + 1)[here[:, None], later.strategy] + problem.time[layer, here][:, None] + later.time
+    time = switched(problem, layer + 1)[here[:, None], later.strategy] + problem.time[layer, here][:, None] + later.time
     memory, base = _put_before(problem, layer, here[:, None], later.memory, later.base)
-    labels = _Labels(strategy=here[:, None], time=time, memory=memory, base=base)
+    labels = Labels(strategy=here[:, None], time=time, memory=memory, base=base)
     choice, at = np.nonzero(_completable(problem, guides, threshold, layer, labels))
     base = None if base is None else base[choice, at]
-    labels = _Labels(strategy=here[choice], time=time[choice, at], memory=memory[choice, at], base=base)
+    labels = Labels(strategy=here[choice], time=time[choice, at], memory=memory[choice, at], base=base)
     return _best(problem, layer, labels)
 
 
 def _completable(
-    problem: LayerProblem, guides: Guides, threshold: int, layer: int, labels: _Labels
+    problem: LayerProblem, guides: Guides, threshold: int, layer: int, labels: Labels
 ) -> NDArray[np.bool_]:
     """Return which labels some layers before them may complete within budget and threshold."""
     keep = np.ones(labels.time.shape, bool)
@@ -470,7 +456,7 @@ def _completable(
         share = float(counted[layer])
         used = labels.memory if labels.base is None else share * labels.memory + (1 - share) * labels.base
         rest = before.value[:, layer, labels.strategy]
-        room = _room(problem, before, threshold)
+        room = most_weighted(problem, before, threshold)
         keep &= used + rest[-1] <= problem.budget + SLACK * abs(problem.budget)
         over = used - float(problem.budget)
         for number, multiplier in enumerate(before.multipliers.tolist()):
@@ -489,28 +475,22 @@ def _put_before(
     return problem.peaks.put_before(layer, choice, memory, base)
 
 
-def _moves(problem: LayerProblem, layer: int) -> Ints:
-    """Return [before, here] the switches into a layer, changes counted."""
-    switch = problem.switches[layer]
-    return switch.counted if change(problem) else switch.whole
-
-
-def _last_labels(problem: LayerProblem) -> _Labels:
+def _last_labels(problem: LayerProblem) -> Labels:
     strategy = np.flatnonzero(problem.time[-1] < FAR)
     memory, base, peaks = problem.memory[-1, strategy], None, problem.peaks
     if peaks is not None:
         base = peaks.memory[-1, strategy] - peaks.freed[-1, strategy]
         memory = peaks.memory[-1, strategy] + peaks.transient[-1, strategy]
-    return _Labels(strategy=strategy, time=problem.time[-1, strategy], memory=memory, base=base)
+    return Labels(strategy=strategy, time=problem.time[-1, strategy], memory=memory, base=base)
 
 
-def _kept(problem: LayerProblem, guides: Guides, threshold: int, layer: int, labels: _Labels) -> _Labels:
+def _kept(problem: LayerProblem, guides: Guides, threshold: int, layer: int, labels: Labels) -> Labels:
     """Drop the labels that no prefix can complete, then the dominated ones."""
     kept = np.flatnonzero(_completable(problem, guides, threshold, layer, labels))
     return _best(problem, layer, labels.take(kept))
 
 
-def _best(problem: LayerProblem, layer: int, labels: _Labels) -> _Labels:
+def _best(problem: LayerProblem, layer: int, labels: Labels) -> Labels:
     """Drop the labels that another of the same strategy beats in all, or one that is entered alike clearly does."""
     if layer and len(labels.time) > _FEW_LABELS:
         alike, more = problem.switches[layer].entered_alike
@@ -519,7 +499,7 @@ def _best(problem: LayerProblem, layer: int, labels: _Labels) -> _Labels:
     return labels.take(undominated(labels.strategy, labels.time, labels.memory, labels.base))
 
 
-def _candidates(problem: LayerProblem, layer: int, later: _Labels) -> _Labels:
+def _candidates(problem: LayerProblem, layer: int, later: Labels) -> Labels:
     """Put layer `layer` before the labels of layer + 1: through the switch groups, or with an unchanged strategy."""
     switch = problem.switches[layer + 1]
     entry = switch.entry_group[later.strategy]
@@ -545,10 +525,10 @@ def _candidates(problem: LayerProblem, layer: int, later: _Labels) -> _Labels:
     if later.base is not None and leaving.base is not None:
         base = np.concatenate([leaving.base[at], later.base[same]])
     memory, base = _put_before(problem, layer, strategy, np.concatenate([leaving.memory[at], later.memory[same]]), base)
-    return _Labels(strategy=strategy, time=time, memory=memory, base=base)
+    return Labels(strategy=strategy, time=time, memory=memory, base=base)
 
 
-def _read_plan(problem: LayerProblem, labels: list[_Labels]) -> NDArray[np.intp]:
+def _read_plan(problem: LayerProblem, labels: list[Labels]) -> NDArray[np.intp]:
     """Return the lexicographically smallest of the best plans: any label that completes to the optimum will do."""
     time, memory = int(labels[0].time.min()), problem.budget
     plan: list[int] = []
@@ -556,13 +536,13 @@ def _read_plan(problem: LayerProblem, labels: list[_Labels]) -> NDArray[np.intp]
     for layer, here in enumerate(labels):
         rest = here.time
         if plan:
-            rest = rest + _moves(problem, layer)[plan[-1], here.strategy]
+            rest = rest + switched(problem, layer)[plan[-1], here.strategy]
         fits = here.memory <= memory
         if here.base is not None:
             fits &= here.base + highest_so_far <= memory
         choice = int(here.strategy[(rest == time) & fits].min())
         if plan:
-            time -= int(_moves(problem, layer)[plan[-1], choice])
+            time -= int(switched(problem, layer)[plan[-1], choice])
         time -= int(problem.time[layer, choice])
         memory -= int((problem.memory if problem.peaks is None else problem.peaks.memory)[layer, choice])
         if problem.peaks is not None:
@@ -585,7 +565,7 @@ def _frontier_points(problem: LayerProblem, transients: Ints, top: int, epsilon:
     return labels.time[keep], labels.memory[keep] + top
 
 
-def _thinned(labels: _Labels, step: float) -> _Labels:
+def _thinned(labels: Labels, step: float) -> Labels:
     """Keep the least memory in every bucket of times within a factor 1 + step / 2."""
     if step <= 0 or not len(labels.time):
         return labels
@@ -593,4 +573,4 @@ def _thinned(labels: _Labels, step: float) -> _Labels:
     bucket = np.floor(np.log(np.maximum(labels.time, 1)) / ratio).astype(np.int64)
     keep = np.ones(len(bucket), bool)
     keep[1:] = (bucket[1:] != bucket[:-1]) | (labels.strategy[1:] != labels.strategy[:-1])
-    return _Labels(strategy=labels.strategy[keep], time=labels.time[keep], memory=labels.memory[keep])
+    return Labels(strategy=labels.strategy[keep], time=labels.time[keep], memory=labels.memory[keep])

@@ -27,6 +27,7 @@ from numpy.typing import ArrayLike, NDArray
 from meshwright.cost.simulate import simulate_many
 from meshwright.search.arrays import problem_of_arrays
 from meshwright.search.bound import C, Pipe
+from meshwright.search.closed_form import is_closed_form, solve_closed_form
 from meshwright.search.labels import FAR, Ints, pareto_rows, present
 from meshwright.search.layers import OutOfTime
 from meshwright.search.one_stage import Best, Plan, solve_one_stage
@@ -131,13 +132,25 @@ def solve_below(
     if problem.num_stages == 1:
         lower = solve_one_stage(exact, best, deadline if best.is_known else math.inf)
     else:
-        lower = _solve_many_stages(exact, partitions, deadline, best)
+        lower = _closed_form(exact, best) if partitions is None and is_closed_form(exact) else None
+        if lower is None:
+            lower = _solve_many_stages(exact, partitions, deadline, best)
     if best.plan is None:
         return None, math.inf if lower >= FAR else lower / base / exact.time_scale
     choice = price(problem, *best.plan)
     proved = lower >= best.ticks
     bound = choice.objective_s if proved else min(choice.objective_s, lower / base / exact.time_scale)
     return replace(choice, lower_bound_s=bound), bound
+
+
+def _closed_form(exact: Exact, best: Best) -> int | None:
+    """Solve a small problem of the closed form; return the bound over all plans, None when it is not small enough."""
+    solved = solve_closed_form(exact)
+    if solved is None:
+        return None
+    if solved[0] < best.ticks:
+        best.ticks, best.plan = solved
+    return best.ticks
 
 
 def _pipe(problem: StageProblem) -> Pipe:
