@@ -100,8 +100,16 @@ def _show_explanation(found: questions.Explanation, *, curve: bool, as_json: boo
     show_line(proof_line(plan))
     _show_binding(plan, found.binding)
     _show_losses(found)
-    if not curve:
-        return
+    if curve:
+        _show_curve(found)
+    if found.cut_short:
+        show_line(
+            f"\nnot finished within the time limit: {'; '.join(found.cut_short)}; a longer --time-limit tells more"
+        )
+
+
+def _show_curve(found: questions.Explanation) -> None:
+    plan = found.plan
     if not found.curve:
         show_line(f"no plan fits in the memory of a {plan.cluster.device.name}")
         return

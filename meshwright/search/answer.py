@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from meshwright.search.balance import Balance
+from meshwright.search.problem import StageProblem
 from meshwright.search.space import Space
 from meshwright.search.wanted import Wanted
 from meshwright.spec.cluster import ClusterSpec
@@ -20,7 +21,10 @@ Stopped = Literal["", "time limit", "interrupt"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """What a search is asked."""
+    """What a search is asked.
+
+    `tables`: what searches that differ in memory, time limit or the like tabulate once (None: each for itself).
+    """
 
     model: ModelSpec
     cluster: ClusterSpec
@@ -32,6 +36,7 @@ class Request:
     num_micro_batches: int | None = None
     wanted: Wanted | None = None
     time_limit_s: float = DEFAULT_TIME_LIMIT_S
+    tables: dict[object, StageProblem] | None = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,9 +70,13 @@ class Found:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Infeasible:
-    """No plan fits: the plan that comes nearest, and by how many bytes each of its stages exceeds the budget."""
+    """No plan fits: the plan that comes nearest, and by how many bytes each of its stages exceeds the budget.
+
+    `stopped`: the time was over before every setting was looked at; then a plan may fit all the same.
+    """
 
     reason: str
     nearest: Plan | None
     shortfall_bytes: tuple[int, ...]
     tried: tuple[Tried, ...]
+    stopped: Stopped = ""

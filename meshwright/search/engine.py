@@ -13,10 +13,10 @@ from meshwright.errors import UserError
 from meshwright.files import sha256
 from meshwright.search.answer import DEFAULT_TIME_LIMIT_S, Found, Infeasible, Request, Stopped, Tried
 from meshwright.search.problem import StageChoice, price
-from meshwright.search.shortfall import Shortfall, shortfall
+from meshwright.search.shortfall import Shortfall, least_overflow, shortfall
 from meshwright.search.space import divisors, stage_counts
 from meshwright.search.sweep import Progress, Sweep, sweep
-from meshwright.search.task import Task
+from meshwright.search.task import Solved, Task
 from meshwright.spec.job import BatchRange
 from meshwright.spec.plan import Plan, Proof, StagePlan
 from meshwright.spec.sample import sample_lengths
@@ -36,14 +36,17 @@ def search(request: Request, progress: Progress | None = None) -> Found | Infeas
     """Return the best plan of `request.space`, or why there is none."""
     started = time.perf_counter()
     _check(request)
+    if request.space.partition == "bmw":
+        return _beside_exact(request, progress)
+    return _search(request, progress, started)
+
+
+def _search(request: Request, progress: Progress | None, started: float) -> Found | Infeasible:
     if request.job.global_batch_size == "auto":
         outcome = _search_auto(request, progress)
     else:
         outcome = _sweep(request, _batch_sizes(request.job.global_batch_size), progress)
-    if isinstance(outcome, Infeasible):
-        return outcome
-    outcome = replace(outcome, search_s=time.perf_counter() - started)
-    return _beside_exact(request, outcome, progress) if request.space.partition == "bmw" else outcome
+    return outcome if isinstance(outcome, Infeasible) else replace(outcome, search_s=time.perf_counter() - started)
 
 
 def refined(request: Request, plan: Plan) -> Plan:
@@ -56,13 +59,21 @@ def refined(request: Request, plan: Plan) -> Plan:
     return outcome.plan
 
 
-def _beside_exact(request: Request, found: Found, progress: Progress | None) -> Found:
-    """Return what the paper's loop found with the exact answer beside it, whose bound holds for both."""
+def _beside_exact(request: Request, progress: Progress | None) -> Found | Infeasible:
+    """Return what the paper's loop finds with the exact answer beside it, whose bound holds for both.
+
+    The loop may use half of the time, the exact search what is left.
+    """
+    started = time.perf_counter()
+    found = _search(replace(request, time_limit_s=request.time_limit_s / 2), progress, started)
+    if isinstance(found, Infeasible):
+        return found
     batch = found.plan.global_batch_size
     job = request.job.model_copy(update={"global_batch_size": batch})
     name = request.space.name.replace(" with bmw stages", "") + " with exact stages"
     space = replace(request.space, name=name, partition="exact")
-    exact = search(replace(request, job=job, space=space), progress)
+    left_s = max(_LEAST_TIME_S, request.time_limit_s - (time.perf_counter() - started))
+    exact = search(replace(request, job=job, space=space, time_limit_s=left_s), progress)
     if isinstance(exact, Infeasible) or exact.plan.proof is None or found.plan.predicted is None:
         return found
     plan = found.plan
@@ -183,7 +194,10 @@ def _sweep(request: Request, batches: tuple[int, ...], progress: Progress | None
     found = sweep(request, batches, progress)
     best = found.best
     if best is None:
-        return _infeasible(request, found, batches)
+        outcome = _infeasible(request, found, batches)
+        if isinstance(outcome, Infeasible):
+            return outcome
+        best = outcome
     lower_s = min(best.choice.objective_s, found.lower_per_sample_s * best.task.batch)
     plan = _plan(request, best.task, best.choice)
     return Found(
@@ -230,30 +244,57 @@ def _fixed(request: Request) -> str:
     return "".join(f", {what}" for what in said)
 
 
-def _infeasible(request: Request, found: Sweep, batches: tuple[int, ...]) -> Infeasible:
-    """Return the plan whose most overfull stage is least over the budget, of all settings."""
-    nearest: tuple[float, Task, Shortfall] | None = None
-    for task in found.tasks:
-        partitions = task.partitions()
-        short = None if partitions == () else shortfall(task.build(), partitions=partitions)
-        if short is not None and (nearest is None or max(short.over_bytes) < nearest[0]):
-            nearest = (max(short.over_bytes), task, short)
-    budget_bytes = request.budget.usable_bytes
+def _nearest(found: Sweep) -> tuple[Task, Shortfall] | None:
+    """Return the plan whose most overfull stage is least over the budget, of all settings, the first of equal ones.
+
+    When there was no time for all, it is of those that have been looked at.
+    """
+    known = [task for task in found.tasks if task.problem is not None] or found.tasks[:1]
+    bounds: list[tuple[float, int]] = []
+    cuts = [task.partitions() for task in known]
+    for number, (task, partitions) in enumerate(zip(known, cuts, strict=True)):
+        if partitions != ():
+            bounds.append((least_overflow(task.build(), partitions=partitions), number))
+    nearest: tuple[float, int, Shortfall] | None = None
+    for bound, number in sorted(bounds):
+        if nearest is not None and bound > nearest[0]:
+            break
+        if nearest is not None and time.perf_counter() > found.last_moment:
+            found.stopped = "time limit"
+            break
+        short = shortfall(known[number].build(), partitions=cuts[number])
+        if short is not None and (nearest is None or (max(short.over_bytes), number) < nearest[:2]):
+            nearest = max(short.over_bytes), number, short
+    return None if nearest is None else (known[nearest[1]], nearest[2])
+
+
+def _infeasible(request: Request, found: Sweep, batches: tuple[int, ...]) -> Infeasible | Solved:
+    """Return the plan that comes nearest to fitting and what it needs; or the plan, where it fits after all.
+
+    That is where the time was over before its setting was solved.
+    """
+    nearest = _nearest(found)
     if nearest is None:
         return Infeasible(reason=_why_no_task(request, batches), nearest=None, shortfall_bytes=(), tried=found.tried())
-    _, task, short = nearest
-    plan = _plan(request, task, price(task.build(), short.boundaries, short.strategies))
+    task, short = nearest
+    choice = price(task.build(), short.boundaries, short.strategies)
+    if found.stopped and max(short.over_bytes) <= 0 and not request.space.uniform:
+        return Solved(task=task, choice=choice)
     over = tuple(max(0, math.ceil(over)) for over in short.over_bytes)
     worst = short.worst_stage
+    reason = (
+        f"the smallest plan needs up to {show_bytes(short.stage_bytes[worst])} on each device of stage {worst} "
+        f"(the bound that the search keeps to), {show_bytes(over[worst])} more than the "
+        f"{show_bytes(request.budget.usable_bytes)} there are"
+    )
+    if found.stopped:
+        reason = f"no plan was found before the time limit, and not all settings were looked at; of those, {reason}"
     return Infeasible(
-        reason=(
-            f"the smallest plan needs up to {show_bytes(short.stage_bytes[worst])} on each device of stage {worst} "
-            f"(the bound that the search keeps to), {show_bytes(over[worst])} more than the "
-            f"{show_bytes(budget_bytes)} there are"
-        ),
-        nearest=plan,
+        reason=reason,
+        nearest=_plan(request, task, choice),
         shortfall_bytes=over,
         tried=found.tried(),
+        stopped=found.stopped,
     )
 
 

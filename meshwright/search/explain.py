@@ -9,6 +9,7 @@ stage are those of the bound that the search keeps to: states + activations in f
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import combinations
@@ -16,8 +17,9 @@ from typing import Literal
 
 from meshwright.cost.predict import predict
 from meshwright.errors import UserError
+from meshwright.search.curve import Point, curve_until
 from meshwright.search.engine import DEFAULT_TIME_LIMIT_S, Found, Progress, Request
-from meshwright.search.fixes import fitting_plan, least_memory, searched, with_memory
+from meshwright.search.fixes import searched
 from meshwright.search.space import SPACES, Space, divisors, find_space, stage_counts, strategies
 from meshwright.search.wanted import Wanted
 from meshwright.spec.legality import why_illegal
@@ -26,11 +28,9 @@ from meshwright.spec.plan import Plan, Prediction
 from meshwright.spec.strategy import Strategy
 from meshwright.units import GiB, show_bytes, show_seconds
 
-NUM_BUDGETS = 10
 _NEAR = 0.9  # a stage that needs this share of its budget is bound by memory
 _ROUNDING = 1e-9  # sums of the same seconds in another order
 _SAME_PRICE = 1e-6
-_SHARE_OF_TIME = 0.125  # of the time limit: one search of the memory curve
 
 _WORDS = {
     "tp": "tp",
@@ -69,19 +69,6 @@ class Against:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Point:
-    """The best plan known for a budget. `carried`: no search found a faster one than at less memory.
-
-    `gap`: no plan for this budget is faster by more than this fraction; None: not known.
-    """
-
-    memory_bytes: int
-    plan: Plan
-    carried: bool
-    gap: float | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class MoreMemory:
     """The best plan with the plan's own budget, and the one with `extra_bytes` more (0: the device has no more).
 
@@ -96,13 +83,17 @@ class MoreMemory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
-    """Everything on one plan. `others` are the search's own answer, where it is another plan, and its runners-up."""
+    """Everything on one plan. `others` are the search's own answer, where it is another plan, and its runners-up.
+
+    `cut_short`: what the time limit left unfinished or undone, in words.
+    """
 
     plan: Plan
     binding: Binding
     others: tuple[Against, ...]
     curve: tuple[Point, ...] = ()
     more_memory: MoreMemory | None = None
+    cut_short: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,18 +132,31 @@ def explain(
     curve: bool = True,
     progress: Progress | None = None,
 ) -> Explanation:
-    """Return why `plan` is as it is; without `curve`, nothing on what other budgets would give."""
-    request = request_of(plan, time_limit_s=time_limit_s)
+    """Return why `plan` is as it is; without `curve`, nothing on what other budgets would give.
+
+    The search for other plans may take `time_limit_s`, the curve what it leaves of twice that.
+    """
+    until = time.perf_counter() + 2 * time_limit_s
+    request = replace(request_of(plan, time_limit_s=time_limit_s), tables={})
     tell = progress or _nobody
     tell("searching for other plans")
     outcome = searched(request)
     found = (outcome.plan, *outcome.runners_up) if isinstance(outcome, Found) else ()
     others = tuple(against(other, plan) for other in found if not _is_same(other, plan))
-    # The bound of the plan's own proof may be of another space; that of the search just now holds.
-    known = (plan.model_copy(update={"proof": None}), *found)
-    points = memory_curve(request, known, progress=tell) if curve else ()
+    cut_short = ["the search for other plans"] if outcome.stopped else []
+    points: tuple[Point, ...] = ()
+    if curve:
+        # The bound of the plan's own proof may be of another space; that of the search just now holds.
+        known = (plan.model_copy(update={"proof": None}), *found)
+        points, also = curve_until(request, known, until, progress=tell)
+        cut_short += also
     return Explanation(
-        plan=plan, binding=binding(plan), others=others, curve=points, more_memory=_more_memory(request, points)
+        plan=plan,
+        binding=binding(plan),
+        others=others,
+        curve=points,
+        more_memory=_more_memory(request, points),
+        cut_short=tuple(cut_short),
     )
 
 
@@ -284,63 +288,6 @@ def against(plan: Plan, best: Plan) -> Against:
     )
 
 
-def memory_curve(
-    request: Request, known: tuple[Plan, ...], *, num_budgets: int = NUM_BUDGETS, progress: Progress | None = None
-) -> tuple[Point, ...]:
-    """Return the best plan for budgets from the least that anything fits in to all that a device has.
-
-    `known` are plans that fit the request's own budget, which is one of them, and so is one with a GiB more. More
-    memory is never slower: where a search within its time finds no faster plan, the one for less memory stays.
-    Empty when nothing fits a device.
-    """
-    own_bytes, most_bytes = request.budget.memory_bytes, request.cluster.device.memory_bytes
-    most_bytes = max(own_bytes, most_bytes)
-    tell = progress or _nobody
-    tell("searching for the least memory")
-    tiny = with_memory(
-        replace(request, time_limit_s=request.time_limit_s * _SHARE_OF_TIME), request.budget.reserved_bytes + 1
-    )
-    nothing = searched(tiny)
-    smallest = None if isinstance(nothing, Found) else least_memory(tiny, nothing)
-    if smallest is None or smallest.budget.memory_bytes > most_bytes:
-        return ()
-    least_bytes = smallest.budget.memory_bytes
-    points = [Point(memory_bytes=least_bytes, plan=smallest, carried=False, gap=_gap(smallest, (smallest,)))]
-    for memory_bytes in _budgets(least_bytes, own_bytes, most_bytes, num_budgets)[1:]:
-        plans = [plan for plan in known if memory_bytes == own_bytes and _fits(plan)]
-        if not plans:  # what is known for the own budget has been searched for already, and longer
-            tell(f"searching within {show_bytes(memory_bytes)}")
-            # What one more GiB buys is asked for by itself, and is worth a search of full length.
-            share = 1.0 if memory_bytes == min(own_bytes + GiB, most_bytes) else _SHARE_OF_TIME
-            asked = replace(with_memory(request, memory_bytes), time_limit_s=request.time_limit_s * share)
-            plan = fitting_plan(asked)
-            plans = [] if plan is None else [plan]
-        before = points[-1].plan
-        best = min([before, *plans], key=_step_s)
-        carried = _step_s(best) >= _step_s(before) * (1.0 - _ROUNDING)
-        kept = before if carried else best
-        points.append(Point(memory_bytes=memory_bytes, plan=kept, carried=carried, gap=_gap(kept, plans)))
-    return tuple(points)
-
-
-def _gap(plan: Plan, searched_plans: Iterable[Plan]) -> float | None:
-    """Return how much faster than `plan` any plan may be, by the bounds that searches for its budget have proved."""
-    bounds = [one.proof.lower_bound_s for one in searched_plans if one.proof is not None]
-    return max(0.0, 1.0 - max(bounds) / _step_s(plan)) if bounds else None
-
-
-def _nobody(line: str) -> None:
-    """Take a line of progress that nobody wants to see."""
-
-
-def _budgets(least_bytes: int, own_bytes: int, most_bytes: int, count: int) -> tuple[int, ...]:
-    """Return budgets at equal ratios, with the own one and a GiB more."""
-    ratio = most_bytes / least_bytes
-    steps = (round(least_bytes * ratio ** (index / (count - 1))) for index in range(count))
-    wanted = {least_bytes, most_bytes, own_bytes, min(own_bytes + GiB, most_bytes), *steps}
-    return tuple(sorted(budget for budget in wanted if least_bytes <= budget <= most_bytes))
-
-
 def _differences(first: Plan, second: Plan) -> tuple[str, ...]:
     """Return in words what two plans are not both for."""
     pairs = {
@@ -363,6 +310,10 @@ def _differences(first: Plan, second: Plan) -> tuple[str, ...]:
 
 def _job_in_words(plan: Plan) -> str:
     return f"batch {plan.global_batch_size} x {plan.job.seq_len} tokens in {plan.job.param_dtype}"
+
+
+def _nobody(line: str) -> None:
+    """Take a line of progress that nobody wants to see."""
 
 
 def _more_memory(request: Request, points: tuple[Point, ...]) -> MoreMemory | None:
@@ -510,10 +461,6 @@ def _agree(stored: Prediction, now: Prediction) -> bool:
         pairs += [(old.busy_s, new.busy_s), (old.peak_bytes, new.peak_bytes), (old.bound_bytes, new.bound_bytes)]
         pairs += [(old.states.total_bytes, new.states.total_bytes), (old.in_flight, new.in_flight)]
     return all(abs(old - new) <= _SAME_PRICE * max(abs(old), abs(new)) for old, new in pairs)
-
-
-def _fits(plan: Plan) -> bool:
-    return _predicted(plan).peak_bytes <= plan.budget.usable_bytes
 
 
 def _is_same(one: Plan, other: Plan) -> bool:

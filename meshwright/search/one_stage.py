@@ -52,7 +52,7 @@ def solve_one_stage(exact: Exact, best: Best, deadline: float) -> int:
     for number, part in enumerate(parts):
         if part.bound > best.ticks:
             break
-        if time.perf_counter() > deadline and best.is_known:
+        if time.perf_counter() > deadline:
             return min(lower, *(rest.bound for rest in parts[number:]), best.ticks)
         found = _solve(_restricted(exact, free, part), np.maximum(exact.transient, part.low), exact.freed, best)
         lower = min(lower, max(found, part.bound) if found < best.ticks else best.ticks)

@@ -124,6 +124,7 @@ def least_bound(table: Table, cells: Cells, limit: int, *, tails: bool = True) -
         for start, ends in cells[stage].items():
             if start not in up_f[stage]:
                 continue
+            table.check_time()
             for layout in _handed_in(cells, stage, start):
                 place = _place(table, stage, start, ends, layout, places[stage + 1], tails)
                 if place is None:
@@ -244,6 +245,7 @@ def all_below(table: Table, cells: Cells, limit: int, cap: int) -> Leaves | None
         for start, ends in cells[stage].items():
             if start not in up_f[stage]:
                 continue
+            table.check_time()
             for layout in _handed_in(cells, stage, start):
                 parts = list(_ways(table, stage, start, ends, layout, later))
                 if not parts:

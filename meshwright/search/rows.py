@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from meshwright.search.bound import H0, H1, H2, B, C, F, G, Pipe, exact_values, slopes
 from meshwright.search.labels import FAR, SLACK, Floats, Ints, Switch, pareto_rows, present
-from meshwright.search.layers import solve_fitting
+from meshwright.search.layers import OutOfTime, solve_fitting
 from meshwright.search.peaks import Peaks
 from meshwright.search.problem import Exact
 from meshwright.search.relaxation import LayerProblem, plan_sums, prefix_sums
@@ -92,12 +92,12 @@ def joined(one: Rows, two: Rows) -> Rows:
 class Table:
     """The cells of one problem, made when asked for; equal ranges share a cell."""
 
-    def __init__(self, exact: Exact, pipe: Pipe, deadline: float, *, may_give_up: bool = False) -> None:
+    def __init__(self, exact: Exact, pipe: Pipe, deadline: float, last_moment: float = math.inf) -> None:
         """Start without cells; no rows are made after `deadline`.
 
-        One that `may_give_up` raises OutOfTime when a cell is to be settled after that.
+        OutOfTime is raised when a cell is to be made or settled after the `last_moment`.
         """
-        self.exact, self.pipe, self.deadline, self.may_give_up = exact, pipe, deadline, may_give_up
+        self.exact, self.pipe, self.deadline, self.last_moment = exact, pipe, deadline, last_moment
         self._cells: dict[tuple[int, ...], Cell | None] = {}
         self._chains: dict[tuple[int, ...], Floats] = {}
         self._links: dict[tuple[int, int, int, bool], Floats] = {}
@@ -250,7 +250,13 @@ class Table:
             self._weighted_moves[key] = moves
         return self._weighted_moves[key]
 
+    def check_time(self) -> None:
+        """Raise OutOfTime after the last moment."""
+        if time.perf_counter() > self.last_moment:
+            raise OutOfTime
+
     def _make(self, stage: int, start: int, end: int, tied: int, chain_key: tuple[int, ...]) -> Cell | None:
+        self.check_time()
         chain = self._chain(stage, start, end, tied, chain_key)
         exact, weights = self.exact, self._weights(stage)
         largest = self._least_moment(start, end, tied)
@@ -317,7 +323,7 @@ class Table:
             switches=switches,
             changes_base=1,
             budget=exact.budget[cell.stage],
-            deadline=self.deadline if self.may_give_up else math.inf,
+            deadline=self.last_moment,
         )
 
     def cheapest(self, cell: Cell, problem: LayerProblem) -> NDArray[np.intp] | None:

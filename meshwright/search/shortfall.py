@@ -2,11 +2,13 @@
 
 Memory does not depend on neighbours. The least peak of every range of layers is exact, by labels (P, b) from its last
 layer to its first (peaks.py): one that another beats in both is dropped. Ranges that end alike share their labels. The
-cut with the least largest overflow follows by dynamic programming. Tied layers are tried strategy by strategy.
+cut with the least largest overflow follows by dynamic programming. Tied layers are tried strategy by strategy, those
+with the least bound first: no peak is below the sum of the layers' least memories and the last one's least transient.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -15,6 +17,8 @@ from numpy.typing import NDArray
 
 from meshwright.search.labels import Floats, pareto_rows
 from meshwright.search.problem import StageProblem, freed_bytes, stage_bytes
+
+_ROUNDING = 1e-12  # relative
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,15 +63,69 @@ def shortfall(problem: StageProblem, *, partitions: tuple[tuple[int, ...], ...] 
     """Return the plan with the least largest overflow, or None when some layer has no strategy (or too few layers)."""
     if problem.num_layers < problem.num_stages:
         return None
-    sums = problem.forward_s + problem.states_bytes + problem.act_bytes + problem.transient_bytes + freed_bytes(problem)
-    allowed = np.isfinite(sums)
-    ties = np.flatnonzero(allowed[0] & allowed[-1]).tolist() if problem.tied else [-1]
+    cases = [(_bound(problem, allowed, partitions), tied) for tied, allowed in _allowed(problem)]
     best: Shortfall | None = None
-    for tied in ties:
-        found = _least_overfull(problem, _restricted(allowed, tied), tied, partitions)
+    for bound, tied in sorted(cases):
+        if best is not None and bound > max(best.over_bytes):
+            break
+        found = _least_overfull(problem, _restricted(_usable(problem), tied), partitions)
         if found is not None and (best is None or max(found.over_bytes) < max(best.over_bytes)):
             best = found
     return best
+
+
+def least_overflow(problem: StageProblem, *, partitions: tuple[tuple[int, ...], ...] | None = None) -> float:
+    """Return a bound on what `shortfall` finds as the largest overflow, much faster; inf where it finds no plan."""
+    if problem.num_layers < problem.num_stages:
+        return np.inf
+    return min((_bound(problem, allowed, partitions) for _, allowed in _allowed(problem)), default=np.inf)
+
+
+def _allowed(problem: StageProblem) -> Iterator[tuple[int, NDArray[np.bool_]]]:
+    """Yield the strategies that tied ends may share (-1: free), and what every layer may then use."""
+    usable = _usable(problem)
+    for tied in np.flatnonzero(usable[0] & usable[-1]).tolist() if problem.tied else [-1]:
+        yield tied, _restricted(usable, tied)
+
+
+def _usable(problem: StageProblem) -> NDArray[np.bool_]:
+    sums = problem.forward_s + problem.states_bytes + problem.act_bytes + problem.transient_bytes + freed_bytes(problem)
+    usable: NDArray[np.bool_] = np.isfinite(sums)
+    return usable
+
+
+def _bound(problem: StageProblem, allowed: NDArray[np.bool_], partitions: tuple[tuple[int, ...], ...] | None) -> float:
+    """Return the bound at the top on the largest overflow, less what summing in another order may change."""
+    if not allowed.any(axis=1).all():
+        return np.inf
+    saving = 0.0
+    if problem.tied and problem.num_stages == 1 and problem.tied_states_saving_bytes is not None:
+        saving = float(problem.tied_states_saving_bytes.max())
+    tables: dict[int, Floats] = {}
+    for held in set(problem.in_flight.tolist()):
+        memory = np.where(allowed, problem.states_bytes + held * problem.act_bytes, np.inf)
+        least, last = memory.min(axis=1), (memory + np.where(allowed, problem.transient_bytes, np.inf)).min(axis=1)
+        before = np.append(0.0, np.cumsum(least))
+        tables[held] = (before[:-1] + last)[None, :] - before[:-1, None]  # [first layer, last layer]
+    over = [
+        tables[held] - budget - saving - _ROUNDING * (float(tables[held].max()) + budget)
+        for held, budget in zip(problem.in_flight.tolist(), problem.budget_bytes.tolist(), strict=True)
+    ]
+    if partitions is not None:
+        return min(
+            (
+                max(float(one[low, high - 1]) for one, (low, high) in zip(over, pairwise(cut), strict=True))
+                for cut in partitions
+            ),
+            default=np.inf,
+        )
+    worst = np.full(problem.num_layers + 1, np.inf)
+    worst[-1] = -np.inf
+    late = np.tril(np.ones((problem.num_layers, problem.num_layers), bool), -1)
+    for one in reversed(over):
+        total = np.where(late, np.inf, np.maximum(one, worst[None, 1:]))
+        worst = np.append(total.min(axis=1), np.inf)
+    return float(worst[0])
 
 
 def _restricted(allowed: NDArray[np.bool_], tied: int) -> NDArray[np.bool_]:
@@ -80,7 +138,7 @@ def _restricted(allowed: NDArray[np.bool_], tied: int) -> NDArray[np.bool_]:
 
 
 def _least_overfull(
-    problem: StageProblem, allowed: NDArray[np.bool_], tied: int, partitions: tuple[tuple[int, ...], ...] | None
+    problem: StageProblem, allowed: NDArray[np.bool_], partitions: tuple[tuple[int, ...], ...] | None
 ) -> Shortfall | None:
     if not allowed.any(axis=1).all():
         return None
@@ -143,15 +201,20 @@ def _least(problem: StageProblem, allowed: NDArray[np.bool_], held: int) -> _Lea
     nothing = _Labels(peak=zero, base=zero, chosen=none, behind=none, later=None)
     highest, size = float(transient.max()), problem.num_layers + 1
     peaks = np.full((size, size), np.inf)
-    for end in range(1, size):
+    # Only ranges that a stage can have while each of the others has a layer.
+    holders, last_stage = np.flatnonzero(problem.in_flight == held).tolist(), problem.num_stages - 1
+    longest, earliest = problem.num_layers - last_stage, holders[0]
+    first_end = problem.num_layers if earliest == last_stage else earliest + 1
+    for end in range(first_end, problem.num_layers - (last_stage - holders[-1]) + 1):
+        first = max(earliest, end - longest)
         labels, least = nothing, list[float]()
-        for kind in kinds[end - 1 :: -1]:
+        for kind in reversed(kinds[first:end]):
             longer = labels.longer.get(kind)
             if longer is None:
                 longer = labels.longer[kind] = _put_before(choices[kind], labels, highest)
             labels = longer
             least.append(labels.least)
-        peaks[:end, end] = least[::-1]
+        peaks[first:end, end] = least[::-1]
     return _Least(peaks=peaks, kinds=kinds, nothing=nothing)
 
 

@@ -34,9 +34,11 @@ from meshwright.search.one_stage import Best, Plan, solve_one_stage
 from meshwright.search.problem import Exact, StageChoice, StageProblem, price, to_exact
 from meshwright.search.recursion import Cells, Way, all_below, floor, least_bound, received_by, viable
 from meshwright.search.rows import Cell, Table
+from meshwright.search.shortfall import shortfall
 from meshwright.search.spans import possible_spans
 from meshwright.spec.schedule import ScheduleName
 
+_GRACE_S = 2.0  # beyond the time limit, while there is no plan
 _CLOSING_CAP = 100_000  # ways listed when the bound does not decide
 
 
@@ -129,12 +131,20 @@ def solve_below(
     base = exact.source.num_layers if problem.num_stages == 1 else 1  # one stage counts changes in the lowest digit
     limit = FAR if beat_s is None else base * math.floor(beat_s * exact.time_scale)
     best = Best(ticks=limit)
+    first_by = deadline if best.is_known else deadline + _GRACE_S
     if problem.num_stages == 1:
-        lower = solve_one_stage(exact, best, deadline if best.is_known else math.inf)
+        lower = solve_one_stage(exact, best, first_by)
     else:
         lower = _closed_form(exact, best) if partitions is None and is_closed_form(exact) else None
         if lower is None:
-            lower = _solve_many_stages(exact, partitions, deadline, best)
+            lower = _solve_many_stages(exact, partitions, (deadline, first_by), best)
+    if best.plan is None and beat_s is None and lower < FAR:  # no plan in time, and not known that none fits
+        leanest = shortfall(problem, partitions=partitions)
+        if leanest is None or max(leanest.over_bytes) > 0:
+            return None, math.inf
+        choice = price(problem, leanest.boundaries, leanest.strategies)
+        bound = min(choice.objective_s, lower / base / exact.time_scale)
+        return replace(choice, lower_bound_s=bound), bound
     if best.plan is None:
         return None, math.inf if lower >= FAR else lower / base / exact.time_scale
     choice = price(problem, *best.plan)
@@ -196,11 +206,14 @@ def _without_dominated(exact: Exact) -> Exact:
 
 
 def _solve_many_stages(
-    exact: Exact, partitions: tuple[tuple[int, ...], ...] | None, deadline: float, best: Best
+    exact: Exact, partitions: tuple[tuple[int, ...], ...] | None, deadlines: tuple[float, float], best: Best
 ) -> int:
-    """Solve each part, the promising ones first; return the bound over all."""
-    start = time.perf_counter()
-    table = Table(_without_dominated(exact), _pipe(exact.source), deadline, may_give_up=best.is_known)
+    """Solve each part, the promising ones first; return the bound over all.
+
+    `deadlines`: once there is a plan, and before.
+    """
+    start, (deadline, first_by) = time.perf_counter(), deadlines
+    table = Table(_without_dominated(exact), _pipe(exact.source), deadline, first_by)
     parts = _parts(exact, partitions)
     relaxed: dict[tuple[int, ...] | None, int] = {}  # [partition] bound with the ends free
     if exact.source.tied:
@@ -211,7 +224,7 @@ def _solve_many_stages(
         bounds = [_bottleneck(table, _cells(table, part)) for part in parts]
     lower = FAR
     for at in sorted(range(len(parts)), key=lambda at: (bounds[at], at)):
-        if bounds[at] < best.ticks and (not best.is_known or time.perf_counter() < deadline):
+        if bounds[at] < best.ticks and time.perf_counter() < (deadline if best.is_known else first_by):
             bounds[at] = max(bounds[at], _solve_part(table, parts[at], deadline, best))
         lower = min(lower, bounds[at])
     return min(lower, best.ticks)
@@ -361,7 +374,7 @@ def _first_plan(table: Table, part: _Part, cells: Cells, best: Best) -> Cells:
             cuts = [0]
             for cell in way:
                 cuts.append(cuts[-1] + cell.end - cell.start)
-            _try_cells(table, part, way, cuts, best, float("inf"))
+            _try_cells(table, part, way, cuts, best, table.deadline)
             return cells
 
 
@@ -444,6 +457,7 @@ def _offer(table: Table, part: _Part, plan: Plan, best: Best) -> bool:
             return False
         tied = plan[1][0]
     found = int(_simulated(table, stage_times(table, tied, plan)[None])[0])
+    table.last_moment = min(table.last_moment, table.deadline)  # there is a plan
     if found < best.ticks:
         best.ticks, best.plan = found, plan
         return True
@@ -458,15 +472,17 @@ def _try_cells(table: Table, part: _Part, cells: list[Cell], cuts: list[int], be
     here = Best()
     if not _offer(table, part, plan, here):
         return
-    for weights in ((0, 0), (table.pipe.num_micro_batches, 1)):
-        if best.is_known and (here.ticks > best.ticks * 1.05 or time.perf_counter() > deadline):
-            break
-        for stage in range(len(cells)):
-            if best.is_known and time.perf_counter() > deadline:
+    try:
+        for weights in ((0, 0), (table.pipe.num_micro_batches, 1)):
+            if best.is_known and here.ticks > best.ticks * 1.05:
                 break
-            _improve(table, part, stage, weights, here)
-    if here.ticks < best.ticks:
-        best.ticks, best.plan = here.ticks, here.plan
+            for stage in range(len(cells)):
+                if time.perf_counter() > deadline:
+                    return
+                _improve(table, part, stage, weights, here)
+    finally:  # also where the time is over
+        if here.ticks < best.ticks:
+            best.ticks, best.plan = here.ticks, here.plan
 
 
 def _improve(table: Table, part: _Part, stage: int, weights: tuple[int, int], here: Best) -> None:

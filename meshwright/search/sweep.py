@@ -20,6 +20,7 @@ Progress = Callable[[str], None]
 
 NUM_RUNNERS_UP = 5
 _LEAST_TIME_S = 0.05
+_GRACE_S = 3.0  # beyond the deadline, while there is no plan at all
 _WORTH_S = 0.5  # with less left, nothing hard is tried again
 _ROUNDING = 1e-12
 
@@ -36,6 +37,12 @@ class Sweep:
     lower_per_sample_s: float = math.inf
     stopped: Stopped = ""
     _outcomes: dict[Task, str] = field(default_factory=dict[Task, str])
+    _is_late: bool = False
+
+    @property
+    def last_moment(self) -> float:
+        """Return until when a plan is looked for where there is none at the deadline."""
+        return self.deadline + _GRACE_S
 
     @property
     def best(self) -> Solved | None:
@@ -43,10 +50,14 @@ class Sweep:
         return min(self.plans, key=lambda plan: plan.score, default=None)
 
     def run(self) -> None:
-        """Decide every setting, or stop at the deadline or at an interrupt once there is a plan."""
-        queue = [(task.order, task) for task in self.tasks]  # no two have the same order
+        """Decide every setting, or stop at the deadline (a little later without a plan) or at an interrupt."""
+        queue = [(self._order(task), task) for task in self.tasks]  # no two have the same order
         heapq.heapify(queue)
         while queue:
+            if not self._is_late and self.best is None and time.perf_counter() > self.deadline:
+                self._is_late = True
+                queue = [(self._order(task), task) for _, task in queue]
+                heapq.heapify(queue)
             _, task = heapq.heappop(queue)
             try:
                 again = self._decide(task)
@@ -55,7 +66,11 @@ class Sweep:
                     raise
                 self.stopped, again = "interrupt", True
             if again:
-                heapq.heappush(queue, (task.order, task))
+                heapq.heappush(queue, (self._order(task), task))
+
+    def _order(self, task: Task) -> tuple[float, ...]:
+        """The promising ones first; where the time is over without a plan, those that need little memory."""
+        return (task.setting.micro_batch_samples, *task.order) if self._is_late else task.order
 
     def tried(self) -> tuple[Tried, ...]:
         """Return what became of each setting, the promising ones first."""
@@ -75,7 +90,8 @@ class Sweep:
     def _decide(self, task: Task) -> bool:
         """Build or solve a task, or drop it; return whether it has to come again."""
         best = self.best
-        if best is not None and not self.stopped and time.perf_counter() > self.deadline:
+        until = self.last_moment if best is None else self.deadline
+        if not self.stopped and time.perf_counter() > until:
             self.stopped = "time limit"
         if best is not None and task.bound_s >= best.per_sample_s * task.batch:
             self._outcomes[task] = "cannot beat the best plan"

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -64,9 +64,20 @@ class Task:
     def build(self) -> StageProblem:
         """Tabulate the costs, once."""
         if self.problem is None:
-            self.problem = build_problem(self.setting, self.candidates)
+            self.problem = self._tabulated()
             self.bound_s = max(self.bound_s, _bound_with_communication_s(self.problem))
         return self.problem
+
+    def _tabulated(self) -> StageProblem:
+        """Return the tables; those of another budget are the same but for the budget."""
+        tables = self.request.tables
+        if tables is None:
+            return build_problem(self.setting, self.candidates)
+        key = replace(self.setting, budget_bytes=0), self.candidates
+        if key not in tables:
+            tables[key] = build_problem(self.setting, self.candidates)
+        known = tables[key]
+        return replace(known, budget_bytes=np.full(known.num_stages, float(self.setting.budget_bytes)))
 
     def partitions(self) -> Partitions | None:
         """Return the boundaries that the space allows: None for any."""

@@ -13,6 +13,7 @@ import meshwright
 from meshwright import Found, Infeasible, Plan, UserError
 from meshwright.cost.predict import predict
 from meshwright.search import explain
+from meshwright.search.curve import NUM_BUDGETS, memory_curve
 from meshwright.search.engine import search
 from meshwright.search.fixes import with_memory
 from meshwright.search.wanted import parse_wanted
@@ -70,7 +71,7 @@ def test_the_curve_rises_from_the_least_memory_to_the_whole_device(name: str):
     plan, points = planned(name), explained(name).curve
     budgets = [point.memory_bytes for point in points]
     assert budgets == sorted(set(budgets))
-    assert len(points) >= explain.NUM_BUDGETS
+    assert len(points) >= NUM_BUDGETS
     assert {plan.budget.memory_bytes, plan.cluster.device.memory_bytes} <= set(budgets)
     times = [step_s(point.plan) for point in points]
     assert times == sorted(times, reverse=True)
@@ -303,5 +304,5 @@ def test_what_is_not_the_prediction_of_the_plan_is_refused(change: Any, says: st
 def test_time_limits_are_kept_and_the_curve_rises_without_time():
     plan = planned("gpt2-8a100")
     request = replace(explain.request_of(plan), time_limit_s=0.1)
-    times = [step_s(point.plan) for point in explain.memory_curve(request, (plan,))]
+    times = [step_s(point.plan) for point in memory_curve(request, (plan,))]
     assert times == sorted(times, reverse=True)
