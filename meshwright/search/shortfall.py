@@ -75,10 +75,11 @@ def shortfall(problem: StageProblem, *, partitions: tuple[tuple[int, ...], ...] 
 
 
 def least_overflow(problem: StageProblem, *, partitions: tuple[tuple[int, ...], ...] | None = None) -> float:
-    """Return a bound on what `shortfall` finds as the largest overflow, much faster; inf where it finds no plan."""
-    if problem.num_layers < problem.num_stages:
-        return np.inf
-    return min((_bound(problem, allowed, partitions) for _, allowed in _allowed(problem)), default=np.inf)
+    """Return a bound on what `shortfall` finds as the largest overflow, much faster; inf where it finds no plan.
+
+    Ends that are tied are left free.
+    """
+    return np.inf if problem.num_layers < problem.num_stages else _bound(problem, _usable(problem), partitions)
 
 
 def _allowed(problem: StageProblem) -> Iterator[tuple[int, NDArray[np.bool_]]]:
