@@ -35,6 +35,7 @@ class Request:
     num_stages: int | None = None
     num_micro_batches: int | None = None
     wanted: Wanted | None = None
+    num_runners_up: int = 5
     time_limit_s: float = DEFAULT_TIME_LIMIT_S
     tables: dict[object, StageProblem] | None = field(default=None, compare=False, repr=False)
 

@@ -88,7 +88,7 @@ def searched(request: Request) -> Found | Infeasible:
 def fitting_plan(request: Request) -> Plan | None:
     """Return the best plan found within the time limit, or None when nothing fits or the question makes no sense."""
     try:
-        outcome = searched(request)
+        outcome = searched(replace(request, num_runners_up=0))
     except UserError:  # such as a number of stages that does not divide other devices
         return None
     if isinstance(outcome, Found):

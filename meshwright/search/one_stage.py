@@ -8,6 +8,7 @@ band, whose bound counts the transient of the last layer alone, with its memory.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -23,6 +24,7 @@ from meshwright.search.layers import (
     solve_fitting,
     with_last,
 )
+from meshwright.search.near import good_fitting
 from meshwright.search.problem import Exact
 from meshwright.search.relaxation import LayerProblem, plan_sums
 
@@ -57,6 +59,13 @@ def solve_one_stage(exact: Exact, best: Best, deadline: float) -> int:
         found = _solve(_restricted(exact, free, part), np.maximum(exact.transient, part.low), exact.freed, best)
         lower = min(lower, max(found, part.bound) if found < best.ticks else best.ticks)
     return min(lower, best.ticks)
+
+
+def good_one_stage(exact: Exact, tied: int) -> Plan | None:
+    """Return a fast plan with `tied` at both ends (-1: free), by little work and without a proof; None: none found."""
+    problem = _restricted(exact, _free_problem(exact, math.inf), _Part(tied=tied, low=0, high=FAR, bound=0))
+    plan = good_fitting(problem, np.where(problem.time < FAR, exact.transient, FAR), exact.freed)
+    return None if plan is None else ((0, len(plan)), tuple(int(s) for s in plan))
 
 
 @dataclass(frozen=True, kw_only=True)

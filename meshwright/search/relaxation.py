@@ -43,7 +43,8 @@ class Sums:
     """Least time + lam * memory of the layers before each choice, or of it and those after; switches included.
 
     Rows are multipliers, and one more for memory alone. `used` is the memory of the choices with that least sum;
-    where peaks count, `peak` and `base` are their P and b, or before a choice the sum of m and h (peaks.py).
+    where peaks count, `peak` and `base` are their P and b, or before a choice the sum of m and h (peaks.py). `beside`:
+    the choice of the neighbouring layer in those sums, where it was asked for.
     """
 
     multipliers: Floats  # [lam]
@@ -51,6 +52,7 @@ class Sums:
     used: Ints  # [lam + 1, layer, strategy]
     peak: Ints | None = None  # [lam + 1, layer, strategy]
     base: Ints | None = None  # [lam + 1, layer, strategy]
+    beside: NDArray[np.intp] | None = None  # [lam + 1, layer, strategy]
 
 
 def plan_sums(problem: LayerProblem, plan: NDArray[np.intp]) -> tuple[int, int]:
@@ -154,6 +156,27 @@ def crossed(problem: LayerProblem, before: Sums, after: Sums) -> int:
     return int(least) + 1 + changes if least < FAR else FAR
 
 
+def crossed_plan(problem: LayerProblem, before: Sums, after: Sums) -> NDArray[np.intp] | None:
+    """Return the fastest of the plans that `crossed` looks at, from sums that were traced; None: none fits."""
+    weights = before.multipliers[:, None, None]
+    first, second = (sums.value[:-1] - weights * sums.used[:-1] for sums in (before, after))
+    least, found = np.inf, None
+    for one, two in np.ndindex(len(weights), len(weights)):
+        time = np.where(_joined(before, one, after, two) <= problem.budget, first[one] + second[two], np.inf)
+        layer, strategy = np.unravel_index(time.argmin(), time.shape)
+        if time[layer, strategy] < least:
+            least, found = float(time[layer, strategy]), (one, two, int(layer), int(strategy))
+    if found is None or before.beside is None or after.beside is None:
+        return None
+    one, two, turn, strategy = found
+    plan = [strategy]
+    for layer in range(turn, 0, -1):
+        plan.insert(0, int(before.beside[one, layer, plan[0]]))
+    for layer in range(turn, len(problem.time) - 1):
+        plan.append(int(after.beside[two, layer, plan[-1]]))
+    return np.array(plan)
+
+
 def _joined(before: Sums, one: int, after: Sums, two: int) -> Ints:
     """Return [layer, strategy] what plans need that are begun like one least sum and ended like another."""
     whole: Ints = before.used[one] + after.used[two]
@@ -167,12 +190,13 @@ def change(problem: LayerProblem) -> int:
     return int(problem.changes_base > 1)
 
 
-def prefix_sums(problem: LayerProblem, multipliers: Floats) -> Sums:
+def prefix_sums(problem: LayerProblem, multipliers: Floats, *, traced: bool = False) -> Sums:
     """Return the sums of the layers before each choice, for all multipliers at once."""
     weight, cost = _weighted(problem, multipliers)
     moves, memory = _weighted_moves(problem, weight, transposed=True), np.where(problem.memory < FAR, problem.memory, 0)
     value, used, peaks = np.zeros_like(cost), np.zeros(cost.shape, np.int64), problem.peaks
     peak, base = (None, None) if peaks is None else (np.zeros_like(used), np.full(cost.shape, -FAR))
+    beside = np.zeros(cost.shape, np.intp) if traced else None
     rows = np.arange(len(cost))[:, None]
     for layer in range(1, len(cost[0])):
         switch = problem.switches[layer]
@@ -181,15 +205,17 @@ def prefix_sums(problem: LayerProblem, multipliers: Floats) -> Sums:
         if not switch.is_plain:
             source = _picked(strategy, rows, source)
         value[:, layer] = switch.by_entry(least)
+        if beside is not None:
+            beside[:, layer] = switch.by_entry(source)
         used[:, layer] = switch.by_entry((used[:, layer - 1] + memory[layer - 1])[rows, source])
         if peaks is not None and peak is not None and base is not None:
             peak[:, layer] = switch.by_entry((peak[:, layer - 1] + peaks.memory[layer - 1])[rows, source])
             highest = np.maximum(base[:, layer - 1] - peaks.freed[layer - 1], peaks.transient[layer - 1])
             base[:, layer] = switch.by_entry(highest[rows, source])
-    return Sums(multipliers=multipliers, value=value, used=used, peak=peak, base=base)
+    return Sums(multipliers=multipliers, value=value, used=used, peak=peak, base=base, beside=beside)
 
 
-def suffix_sums(problem: LayerProblem, multipliers: Floats) -> Sums:
+def suffix_sums(problem: LayerProblem, multipliers: Floats, *, traced: bool = False) -> Sums:
     """Return the sums of each choice and the layers after it, for all multipliers at once."""
     weight, value = _weighted(problem, multipliers)
     moves, memory = _weighted_moves(problem, weight), np.where(problem.memory < FAR, problem.memory, 0)
@@ -198,6 +224,7 @@ def suffix_sums(problem: LayerProblem, multipliers: Floats) -> Sums:
     if peaks is not None:
         peak, base = (np.zeros_like(used) + part for part in (peaks.memory, peaks.memory - peaks.freed))
         peak[:, -1] += peaks.transient[-1]
+    beside = np.zeros(value.shape, np.intp) if traced else None
     rows = np.arange(len(value))[:, None]
     for layer in range(len(value[0]) - 2, -1, -1):
         switch = problem.switches[layer + 1]
@@ -206,13 +233,15 @@ def suffix_sums(problem: LayerProblem, multipliers: Floats) -> Sums:
         if not switch.is_plain:
             source = _picked(strategy, rows, source)
         value[:, layer] += switch.by_exit(least)
+        if beside is not None:
+            beside[:, layer] = switch.by_exit(source)
         used[:, layer] += switch.by_exit(used[:, layer + 1][rows, source])
         if peaks is not None and peak is not None and base is not None:
             held = switch.by_exit(base[:, layer + 1][rows, source])
             highest = switch.by_exit(peak[:, layer + 1][rows, source])
             peak[:, layer] += np.maximum(highest, held + peaks.transient[layer])
             base[:, layer] += held
-    return Sums(multipliers=multipliers, value=value, used=used, peak=peak, base=base)
+    return Sums(multipliers=multipliers, value=value, used=used, peak=peak, base=base, beside=beside)
 
 
 def _least(total: Floats, rows: NDArray[np.intp]) -> tuple[Floats, NDArray[np.intp]]:

@@ -30,7 +30,8 @@ from meshwright.search.bound import C, Pipe
 from meshwright.search.closed_form import is_closed_form, solve_closed_form
 from meshwright.search.labels import FAR, Ints, pareto_rows, present
 from meshwright.search.layers import OutOfTime
-from meshwright.search.one_stage import Best, Plan, solve_one_stage
+from meshwright.search.near import good_fitting
+from meshwright.search.one_stage import Best, Plan, good_one_stage, solve_one_stage
 from meshwright.search.problem import Exact, StageChoice, StageProblem, price, to_exact
 from meshwright.search.recursion import Cells, Way, all_below, floor, least_bound, received_by, viable
 from meshwright.search.rows import Cell, Table
@@ -151,6 +152,43 @@ def solve_below(
     proved = lower >= best.ticks
     bound = choice.objective_s if proved else min(choice.objective_s, lower / base / exact.time_scale)
     return replace(choice, lower_bound_s=bound), bound
+
+
+def better_plan(problem: StageProblem, known: StageChoice) -> StageChoice | None:
+    """Return a plan that is faster than `known`, found by little and always the same work, or None.
+
+    Of several stages it is the most even cut, of which each stage is chosen by itself.
+    """
+    exact = to_exact(problem)
+    tied = known.strategies[0] if problem.tied else -1
+    if problem.num_stages == 1:
+        plan = good_one_stage(exact, tied)
+    else:
+        table = Table(_without_dominated(exact), _pipe(problem), math.inf)
+        plan = _good_stages(table, tied, math.floor(known.objective_s * exact.time_scale))
+    if plan is None:
+        return None
+    choice = price(problem, *plan)
+    return choice if choice.objective_s < known.objective_s else None
+
+
+def _good_stages(table: Table, tied: int, limit: int) -> Plan | None:
+    way = _balanced(table, _cells(table, _Part(tied=tied, partition=None), limit))
+    if way is None:
+        return None
+    cuts, strategies = [0], list[int]()
+    for stage, cell in enumerate(way):
+        start, end = cuts[-1], cuts[-1] + cell.end - cell.start
+        here = replace(cell, stage=stage, start=start, end=end)
+        before = int(table.exact.layout[strategies[-1]]) if start else -1
+        problem = table.layer_problem(here, tied, cell.key_weights, before)
+        transient = np.where(problem.time < FAR, table.exact.transient[start:end], FAR)
+        chosen = good_fitting(problem, transient, table.exact.freed[start:end])
+        if chosen is None:
+            return None
+        cuts.append(end)
+        strategies.extend(int(s) for s in chosen)
+    return tuple(cuts), tuple(strategies)
 
 
 def _closed_form(exact: Exact, best: Best) -> int | None:

@@ -14,11 +14,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from meshwright.search.answer import Request, Stopped, Tried
+from meshwright.search.stages import better_plan
 from meshwright.search.task import Solved, Task, make_tasks
 
 Progress = Callable[[str], None]
 
-NUM_RUNNERS_UP = 5
+_IMPROVED, _TABULATED_FOR_ONE = 3, 5  # runners-up: at most so many, one for so many settings that were tabulated
 _LEAST_TIME_S = 0.05
 _GRACE_S = 3.0  # beyond the deadline, while there is no plan at all
 _WORTH_S = 0.5  # with less left, nothing hard is tried again
@@ -68,6 +69,24 @@ class Sweep:
             if again:
                 heapq.heappush(queue, (self._order(task), task))
 
+        if self.stopped != "interrupt" and self.request.num_runners_up:
+            self._improve_runners_up()
+
+    def _improve_runners_up(self) -> None:
+        """Find better plans of the settings that come next, by a fixed amount of work, a small share of the search's.
+
+        What is known of a setting that was not solved is its best plan with one strategy for all blocks.
+        """
+        space, best = self.request.space, self.best
+        if best is None or space.uniform or space.partition != "exact":
+            return
+        tabulated = sum(task.problem is not None for task in self.tasks)
+        others = [plan for plan in self.runners_up(best) if self._outcomes.get(plan.task) != "solved"]
+        for plan in others[: min(_IMPROVED, tabulated // _TABULATED_FOR_ONE)]:
+            choice = better_plan(plan.task.build(), plan.choice)
+            if choice is not None:
+                self.plans.append(Solved(task=plan.task, choice=choice))
+
     def _order(self, task: Task) -> tuple[float, ...]:
         """The promising ones first; where the time is over without a plan, those that need little memory."""
         return (task.setting.micro_batch_samples, *task.order) if self._is_late else task.order
@@ -79,13 +98,14 @@ class Sweep:
     def runners_up(self, best: Solved) -> list[Solved]:
         """Return a plan for each of the most promising other settings, best first.
 
-        Mostly the best of one strategy for all blocks: for comparison, not claimed to be the best of its setting.
+        The nearest are good plans of their settings, the others the best with one strategy for all blocks: for
+        comparison, not claimed to be the best of their settings.
         """
         others: dict[Task, Solved] = {}
         for plan in sorted([*self.plans, *self._more_uniform_plans()], key=lambda plan: plan.score):
             if plan.task is not best.task:
                 others.setdefault(plan.task, plan)
-        return list(others.values())[:NUM_RUNNERS_UP]
+        return list(others.values())[: self.request.num_runners_up]
 
     def _decide(self, task: Task) -> bool:
         """Build or solve a task, or drop it; return whether it has to come again."""
@@ -149,7 +169,7 @@ class Sweep:
 
     def _more_uniform_plans(self) -> Iterator[Solved]:
         """Yield uniform plans of settings that were dropped before they were built, where runners-up are missing."""
-        missing = 0 if self.stopped else NUM_RUNNERS_UP + 1 - len({plan.task for plan in self.plans})
+        missing = 0 if self.stopped else self.request.num_runners_up + 1 - len({plan.task for plan in self.plans})
         unbuilt = sorted((task for task in self.tasks if task.problem is None), key=lambda task: task.order)
         for task in unbuilt[: 2 * max(0, missing)]:
             yield from self._uniform(task)
