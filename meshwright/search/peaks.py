@@ -31,6 +31,8 @@ from numpy.typing import NDArray
 
 from meshwright.search.labels import FAR, LARGEST_KEY, SLACK, Floats, Ints, near_best, pareto, pareto_rows
 
+_MANY = 1000  # labels from which groups are compared one by one
+
 
 @dataclass(frozen=True, kw_only=True)
 class Peaks:
@@ -109,9 +111,14 @@ def undominated(group: NDArray[np.intp], time: Ints, memory: Ints, base: Ints | 
     kept = np.concatenate([at_tight, at_loose])
     kept = kept[np.isin(group[kept], group[at_loose])]
     alone = at_tight[~np.isin(group[at_tight], group[at_loose])]
-    # A group is two columns, so that only its own labels are comparable.
-    values = np.stack([group[kept], -group[kept], time[kept], memory[kept], base[kept]], axis=1)
-    kept = np.concatenate([alone, kept[pareto_rows(values)]])
+    if len(kept) > _MANY:
+        values = np.stack([time[kept], memory[kept], base[kept]], axis=1)
+        kept = kept[pareto_rows(values, group[kept])]
+    else:
+        # A group is two columns, so that only its own labels are comparable: one pass over few labels of all groups.
+        values = np.stack([group[kept], -group[kept], time[kept], memory[kept], base[kept]], axis=1)
+        kept = kept[pareto_rows(values)]
+    kept = np.concatenate([alone, kept])
     return kept[np.lexsort((time[kept], memory[kept], group[kept]))]
 
 
