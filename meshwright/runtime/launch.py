@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
@@ -422,6 +423,7 @@ def leave(*, failed: bool = False) -> None:
     What they read there is which rank failed and why.
     """
     if not failed:
+        gc.collect()  # cycles that hold a group would end it after its threads, which aborts the process
         dist.destroy_process_group()
         return
     limit = threading.Timer(_GRACE_S, os._exit, (1,))

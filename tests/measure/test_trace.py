@@ -98,7 +98,6 @@ def test_counts_are_those_of_the_layer(name: str, dtype: Dtype, tp: int):
     assert predicted == pytest.approx(saved, rel=0.01)
 
 
-@pytest.mark.xfail(reason="ReLU needs its output alone, which the next product keeps too; priced are input and output")
 @pytest.mark.parametrize("tp", [1, 2, 4])
 def test_relu_keeps_one_tensor(tp: int):
     relu = model_from_config({"model_type": "t5", **T5}, name="t5", where="config.json").layers[1]

@@ -14,6 +14,7 @@ from torch.distributed.fsdp import FSDPModule
 
 from meshwright.runtime.pipeline import Pipeline
 from meshwright.runtime.relayout import Mover, Relayout
+from meshwright.runtime.stage import Stage
 
 # The module: as an attribute of the package that name is the function.
 parallelize = importlib.import_module("meshwright.runtime.parallelize")
@@ -26,6 +27,8 @@ FAULTS = {
     "transposed_relayout": "pp2-mixed-uneven",
     "missing_tied_sum": "pp2-dp2-tied",
     "missing_split_norm_sum": "tp2-qk-norm",
+    "dropout_of_slices": "bert-dp2",
+    "unmoved_source": "t5-mixed-uneven",
 }
 
 
@@ -39,6 +42,8 @@ def planted(fault: str) -> Iterator[None]:
         "transposed_relayout": _transposed,
         "missing_tied_sum": lambda: mock.patch.object(parallelize, "sum_tied", return_value=None),
         "missing_split_norm_sum": lambda: mock.patch.object(parallelize, "sum_split_norms", return_value=None),
+        "dropout_of_slices": lambda: mock.patch.object(Stage, "_in_layer", lambda self, at, index: at),
+        "unmoved_source": _first_moved_alone,
     }[fault]():
         yield
 
@@ -54,13 +59,24 @@ def _dropped() -> Any:
     original: Callable[..., tuple[Tensor, ...]] = Pipeline._forward
     calls = 0
 
-    def forward(self: Pipeline, inputs: tuple[Tensor, ...], targets: Tensor | None) -> tuple[Tensor, ...]:
+    def forward(self: Pipeline, inputs: tuple[Tensor, ...], targets: Tensor | None, at: Any) -> tuple[Tensor, ...]:
         nonlocal calls
         calls += 1
-        out = original(self, inputs, targets)
+        out = original(self, inputs, targets, at)
         return (out[0].detach() + 0.0 * out[0],) if targets is not None and calls == 2 else out
 
     return mock.patch.object(Pipeline, "_forward", forward)
+
+
+def _first_moved_alone() -> Any:
+    """Move hidden states, and drop the gradient of what travels beside them."""
+    original = Relayout.__call__
+
+    def move(self: Relayout, *tensors: Tensor) -> tuple[Tensor, ...]:
+        first, *beside = original(self, *tensors)
+        return first, *(x.detach() for x in beside)
+
+    return mock.patch.object(Relayout, "__call__", move)
 
 
 def _transposed() -> Any:

@@ -10,7 +10,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
-from meshwright.models.rotary import rotary_table
+from meshwright.models.tables import shared_tables
 from meshwright.runtime.initialize import local_data
 from meshwright.runtime.parallelize import Batch, Engine
 
@@ -73,18 +73,11 @@ def saved_activation_bytes(engine: Engine, batch: Batch) -> int:
 
 
 def _parameter_storages(engine: Engine) -> set[int]:
-    """Return the storages of parameters (sharded and gathered) and of the cached rotation tables."""
+    """Return the storages of parameters (sharded and gathered) and of the tables that all layers share."""
     found = {local_data(p).untyped_storage().data_ptr() for p in engine.parameters()}
     for layer in engine.stage.layers.values():
         group = layer._get_fsdp_state()._fsdp_param_group if isinstance(layer, FSDPModule) else None
         for parameter in group.fsdp_params if group is not None else ():
             found.update(x.untyped_storage().data_ptr() for x in parameter.all_gather_outputs)
-    for block in engine.plan.model.layers:
-        if block.kind == "block" and block.attention.rotary:
-            spec = block.attention
-            dtype = torch.bfloat16 if engine.plan.job.param_dtype == "bf16" else torch.float32
-            tables = rotary_table(
-                engine.plan.job.seq_len, spec.head_size, spec.rope_theta, spec.rope_scaling, engine.world.device, dtype
-            )
-            found.update(t.untyped_storage().data_ptr() for t in tables)
+    found.update(table.untyped_storage().data_ptr() for table in shared_tables())
     return found

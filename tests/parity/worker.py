@@ -5,6 +5,7 @@ usage: torchrun -m tests.parity.worker RESULTS.json [name ...]. Rank 0 writes on
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import sys
@@ -56,6 +57,7 @@ def main(results_path: str, names: list[str]) -> None:
             records["tuples"] = _together(run_tuples())
         if dist.get_rank() == 0:
             Path(results_path).write_text(json.dumps(records))
+    gc.collect()  # what holds a group in a cycle would end it after its threads
     dist.destroy_process_group()
 
 
