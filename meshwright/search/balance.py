@@ -4,7 +4,7 @@ The loop starts from the partition that balances memory, p_m, and moves layers o
 towards the one that balances time, p_t. The paper leaves open how both are made before strategies are
 known. Here: p_m has the least memory on its fullest stage when every layer uses the strategy that
 needs least, p_t the least time on its slowest stage when every layer uses its fastest. Layers are
-solved exactly for every partition that the loop visits (stages.py).
+chosen well (stages.PartitionPlans) for every partition that the loop visits, and solved exactly for the best of them.
 
 Degrees of balance: alpha_t = 1 - max C_i / sum C_i and alpha_m = 1 - max M_i / sum M_i.
 """
@@ -22,10 +22,11 @@ import numpy as np
 
 from meshwright.search.problem import StageChoice, StageProblem
 from meshwright.search.shortfall import best_cut, shortfall
-from meshwright.search.stages import solve_problem
+from meshwright.search.stages import PartitionPlans, solve_below
 
 Boundaries = tuple[int, ...]
 _LEAST_TIME_S = 0.05
+_EXACT_PARTITIONS = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,18 +67,21 @@ def time_balanced(problem: StageProblem) -> Boundaries | None:
     return best_cut(spans)
 
 
-def solve_balanced(problem: StageProblem, *, time_limit_s: float = 20.0) -> Balanced:
-    """Return what the paper's loop comes to: partitions in the order of a queue, each with its best layers."""
+def solve_balanced(problem: StageProblem, *, beat_s: float | None = None, time_limit_s: float = 20.0) -> Balanced:
+    """Return what the paper's loop comes to: partitions in the order of a queue, each with its best layers.
+
+    The best partitions are solved exactly as far as that can beat `beat_s`, where there is something to beat.
+    """
     deadline = time.perf_counter() + time_limit_s
     p_m, p_t = memory_balanced(problem), time_balanced(problem)
     if p_m is None or p_t is None:
         return Balanced(choice=None, balances=(), num_partitions=0)
     known: dict[Boundaries, StageChoice | None] = {}
+    plans = PartitionPlans(problem)
 
     def solved(partition: Boundaries) -> StageChoice | None:
         if partition not in known:
-            left_s = max(_LEAST_TIME_S, deadline - time.perf_counter())
-            known[partition] = solve_problem(problem, time_limit_s=left_s, partitions=(partition,))
+            known[partition] = plans.plan(partition)
         return known[partition]
 
     at_p_t = solved(p_t)
@@ -96,9 +100,24 @@ def solve_balanced(problem: StageProblem, *, time_limit_s: float = 20.0) -> Bala
             there = solved(partition)
             if there is not None and _is_accepted(there, here, most_bytes):
                 queue.append(partition)
+    best = _exact(problem, [choice for choice in known.values() if choice is not None], p_m, beat_s, deadline)
     named = (("p_m", solved(p_m)), ("p_t", at_p_t), ("answer", best))
     balances = tuple(_balance(name, choice) for name, choice in named if choice is not None)
     return Balanced(choice=best, balances=balances, num_partitions=len(known))
+
+
+def _exact(
+    problem: StageProblem, found: list[StageChoice], p_m: Boundaries, beat_s: float | None, deadline: float
+) -> StageChoice | None:
+    """Return the best plan of the most promising partitions, their layers now solved exactly; of p_m without any."""
+    found.sort(key=lambda choice: (choice.objective_s, choice.boundaries))
+    best = found[0] if found else None
+    for partition in [choice.boundaries for choice in found[:_EXACT_PARTITIONS]] or [p_m]:
+        left_s = max(_LEAST_TIME_S, deadline - time.perf_counter())
+        known = [seconds for seconds in (beat_s, best.objective_s if best else None) if seconds is not None]
+        better, _ = solve_below(problem, beat_s=min(known, default=None), time_limit_s=left_s, partitions=(partition,))
+        best = best if better is None else better
+    return best
 
 
 def _is_accepted(there: StageChoice, here: StageChoice, most_bytes: float) -> bool:

@@ -39,6 +39,7 @@ from meshwright.search.shortfall import shortfall
 from meshwright.search.spans import possible_spans
 from meshwright.spec.schedule import ScheduleName
 
+_LIKED_TIES = 3
 _GRACE_S = 2.0  # beyond the time limit, while there is no plan
 _CLOSING_CAP = 100_000  # ways listed when the bound does not decide
 
@@ -165,15 +166,41 @@ def better_plan(problem: StageProblem, known: StageChoice) -> StageChoice | None
         plan = good_one_stage(exact, tied)
     else:
         table = Table(_without_dominated(exact), _pipe(problem), math.inf)
-        plan = _good_stages(table, tied, math.floor(known.objective_s * exact.time_scale))
+        plan = _good_stages(table, _Part(tied=tied, partition=None), math.floor(known.objective_s * exact.time_scale))
     if plan is None:
         return None
     choice = price(problem, *plan)
     return choice if choice.objective_s < known.objective_s else None
 
 
-def _good_stages(table: Table, tied: int, limit: int) -> Plan | None:
-    way = _balanced(table, _cells(table, _Part(tied=tied, partition=None), limit))
+class PartitionPlans:
+    """Good plans of partitions into several stages, by little and always the same work: no proof, no clock.
+
+    Tied ends try every strategy for the first partition, and then the few that were best for it.
+    """
+
+    def __init__(self, problem: StageProblem) -> None:
+        self._problem = problem
+        exact = to_exact(problem)
+        self._table = Table(_without_dominated(exact), _pipe(problem), math.inf)
+        self._ties = _ties(exact)
+
+    def plan(self, partition: tuple[int, ...]) -> StageChoice | None:
+        """Return a fast plan of `partition` within the budgets, or None where none is found."""
+        found: list[tuple[float, int, StageChoice]] = []
+        for tied in self._ties:
+            plan = _good_stages(self._table, _Part(tied=tied, partition=partition), FAR)
+            if plan is not None:
+                choice = price(self._problem, *plan)
+                found.append((choice.objective_s, tied, choice))
+        found.sort(key=lambda one: one[:2])
+        if found and len(self._ties) > _LIKED_TIES:
+            self._ties = [tied for _, tied, _ in found[:_LIKED_TIES]]
+        return found[0][2] if found else None
+
+
+def _good_stages(table: Table, part: _Part, limit: int) -> Plan | None:
+    tied, way = part.tied, _balanced(table, _cells(table, part, limit))
     if way is None:
         return None
     cuts, strategies = [0], list[int]()

@@ -96,7 +96,8 @@ class Task:
         """Return the best plan if it beats so many seconds a sample, and a bound on all plans."""
         problem = self.build()
         if self.request.space.partition == "bmw" and self.setting.num_stages > 1:
-            found = solve_balanced(problem, time_limit_s=time_limit_s)
+            beat_s = None if beat_per_sample_s is None else beat_per_sample_s * self.batch
+            found = solve_balanced(problem, beat_s=beat_s, time_limit_s=time_limit_s)
             if found.choice is None:
                 return None, math.inf
             return Solved(task=self, choice=found.choice, balances=found.balances), self.bound_s
