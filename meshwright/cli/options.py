@@ -36,6 +36,7 @@ ConfidenceOption = Annotated[
 ]
 CalibrationOption = Annotated[Path | None, typer.Option(help="Factors from own runs, written by calibrate.")]
 DtypeOption = Annotated[Literal["bf16", "fp32"], typer.Option(help="Dtype that layers compute in.")]
+DropoutOption = Annotated[float, typer.Option(help="Share of hidden states that training drops, such as 0.1.")]
 ProfileOption = Annotated[Path | None, typer.Option(help="A measured profile.")]
 SpaceOption = Annotated[str, typer.Option(help=f"Which plans to consider: {', '.join(SPACES)}.")]
 PartitionOption = Annotated[

@@ -14,6 +14,7 @@ from meshwright.cli.options import (
     CalibrationOption,
     ClusterOption,
     ConfidenceOption,
+    DropoutOption,
     DtypeOption,
     MemoryOption,
     MicroBatchesOption,
@@ -57,6 +58,7 @@ def plan(
     reserve: ReserveOption = None,
     memory_confidence: ConfidenceOption = None,
     dtype: DtypeOption = "bf16",
+    dropout: DropoutOption = 0.0,
     profile: ProfileOption = None,
     calibration: CalibrationOption = None,
     space: SpaceOption = "full",
@@ -73,10 +75,7 @@ def plan(
 ) -> None:
     """Find the fastest plan to train a model on a cluster within a memory budget. Needs no GPU and no torch."""
     check_search(time_limit, output)
-    if algorithm == "bmw" and partition not in (None, "bmw"):
-        raise UserError(f"partition: {partition} stages and algorithm bmw exclude each other; drop one of them")
-    if both := sorted(set(with_rules or []) & set(without_rules or [])):
-        raise UserError(f"with: rule {both[0]} is switched on and off; drop one of them")
+    _check_together(algorithm, partition, with_rules or [], without_rules or [])
     request = planner.make_request(
         model,
         cluster,
@@ -87,6 +86,7 @@ def plan(
         reserve=reserve,
         memory_confidence=memory_confidence,
         dtype=dtype,
+        dropout=dropout,
         profile=profile,
         calibration=calibration,
         space=space,
@@ -106,6 +106,14 @@ def plan(
     _show_found(outcome, as_json=json)
     if output is not None:
         note(f"plan written to {output}")
+
+
+def _check_together(algorithm: str, partition: str | None, on: list[str], off: list[str]) -> None:
+    """Raise UserError for options that exclude each other."""
+    if algorithm == "bmw" and partition not in (None, "bmw"):
+        raise UserError(f"partition: {partition} stages and algorithm bmw exclude each other; drop one of them")
+    if both := sorted(set(on) & set(off)):
+        raise UserError(f"with: rule {both[0]} is switched on and off; drop one of them")
 
 
 def _searched(request: Request) -> Found | Infeasible:

@@ -14,6 +14,7 @@ from meshwright.cli.one_voice import one_voice
 from meshwright.cli.options import (
     BatchOption,
     ClusterOption,
+    DropoutOption,
     DtypeOption,
     MemoryOption,
     MicroBatchesOption,
@@ -58,6 +59,7 @@ def tune(
     memory: MemoryOption = None,
     reserve: ReserveOption = None,
     dtype: DtypeOption = "bf16",
+    dropout: DropoutOption = 0.0,
     profile: ProfileOption = None,
     space: SpaceOption = "full",
     schedule: ScheduleOption = "1f1b",
@@ -82,6 +84,7 @@ def tune(
         memory=memory,
         reserve=reserve,
         dtype=dtype,
+        dropout=dropout,
         profile=profile,
         space=space,
         schedule=schedule,

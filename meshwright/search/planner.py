@@ -37,6 +37,7 @@ def plan(  # noqa: PLR0913 all but two by keyword, as on the command line
     reserve: int | str | None = None,
     memory_confidence: float | None = None,
     dtype: Dtype = "bf16",
+    dropout: float = 0.0,
     optimizer: AdamW | None = None,
     profile: Profile | str | Path | None = None,
     calibration: Calibration | str | Path | None = None,
@@ -58,7 +59,8 @@ def plan(  # noqa: PLR0913 all but two by keyword, as on the command line
     runs say is needed to fit with `memory_confidence` (0.95 by default on GPUs, where neither memory, reserve
     nor a profile is given). A `profile` replaces the cluster's rates by measured ones, a `calibration` scales
     predictions by what own runs took. `partition` cuts stages in another way than the
-    space does; `rules` switches T3 of the decision trees on or off. Raises UserError for bad input.
+    space does; `dropout` is the share of hidden states that training drops; `rules` switches T3 of the
+    decision trees on or off. Raises UserError for bad input.
     """
     request = make_request(
         model,
@@ -70,6 +72,7 @@ def plan(  # noqa: PLR0913 all but two by keyword, as on the command line
         reserve=reserve,
         memory_confidence=memory_confidence,
         dtype=dtype,
+        dropout=dropout,
         optimizer=optimizer,
         profile=profile,
         calibration=calibration,
@@ -95,6 +98,7 @@ def make_request(  # noqa: PLR0913 as `plan`
     reserve: int | str | None = None,
     memory_confidence: float | None = None,
     dtype: Dtype = "bf16",
+    dropout: float = 0.0,
     optimizer: AdamW | None = None,
     profile: Profile | str | Path | None = None,
     calibration: Calibration | str | Path | None = None,
@@ -123,6 +127,7 @@ def make_request(  # noqa: PLR0913 as `plan`
         seq_len=lengths.seq,
         target_seq_len=lengths.target_seq or None,
         param_dtype=dtype,
+        dropout=dropout,
         optimizer=optimizer or AdamW(),
     )
     return Request(

@@ -83,3 +83,9 @@ def test_plans_go_to_files_and_back(tmp_path, ending: str):
 def test_unknown_names(model: str, cluster: str, message: str):
     with pytest.raises(UserError, match=message):
         meshwright.plan(model, cluster, **QUESTION)
+
+
+def test_dropout_is_part_of_the_plan():
+    found = meshwright.plan("tiny-gpt2", "2xcpu", dropout=0.1, **QUESTION)
+    assert isinstance(found, Found)
+    assert found.plan.job.dropout == 0.1
