@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -19,13 +19,20 @@ from meshwright.spec.plan import Plan
 if TYPE_CHECKING:
     from meshwright.runtime.train import TrainOptions
 
-_DEFAULT_DATA = ["stdlib"]  # typer copies it
+TaskName = Literal["causal", "masked", "spans", "images", "labelled-text"]  # as runtime.data.task, which needs torch
 
 
 def train(
     plan: Annotated[Path, typer.Argument(help="A plan file.")],
-    data: Annotated[list[str], typer.Option(help="Text files, folders, .jsonl files, or stdlib.")] = _DEFAULT_DATA,
-    tokenizer: Annotated[str, typer.Option(help="bytes, or a tokenizer.json.")] = "bytes",
+    data: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Text files, folders, .jsonl files, one token file, or stdlib (the default for text); for images a "
+            "folder of classes, an .npz, two .npy, or digits (the default)."
+        ),
+    ] = None,
+    task: Annotated[TaskName | None, typer.Option(help="What is trained (default: what the model is for).")] = None,
+    tokenizer: Annotated[str, typer.Option(help="bytes, a tokenizer.json, a vocab.txt, or their folder.")] = "bytes",
     steps: Annotated[int, typer.Option(min=1, help="Optimizer steps in all, resumed ones included.")] = 100,
     stop_at: Annotated[int | None, typer.Option(min=1, help="Stop (and save) at this step already.")] = None,
     run_dir: Annotated[
@@ -52,7 +59,8 @@ def train(
 
     run_dir = run_dir or _run_dir(resume)
     options = TrainOptions(
-        data=tuple(data),
+        data=tuple(data or ()),
+        task=task,
         run_dir=str(run_dir),
         num_steps=steps,
         stop_at=stop_at,
@@ -118,6 +126,7 @@ def _arguments(plan: Path, options: TrainOptions) -> list[str]:
     for source in options.data:
         arguments += ["--data", source]
     values = {
+        "--task": options.task,
         "--tokenizer": options.tokenizer,
         "--steps": options.num_steps,
         "--stop-at": options.stop_at,

@@ -43,19 +43,24 @@ class StoredFile(Spec):
 
 
 class DataInfo(Spec):
-    """What a global sample number means: equal values give equal samples."""
+    """What a global sample number means: equal values give equal samples.
+
+    `tokens_sha256` is of the tokens and of the ids that the task adds, or of the labelled images or texts.
+    """
 
     seed: NonNegativeInt
     seq_len: PositiveInt
     tokens_sha256: str
     held_out_fraction: NonNegativeFloat
+    task: str = "causal"
+    target_seq_len: NonNegativeInt = 0
 
 
 class CheckpointInfo(Spec):
     """What a checkpoint is of, and where in the data it was taken.
 
     `num_samples` counts the samples trained on so far: the next step starts at that global sample,
-    which is a window of `seq_len` tokens of the data named by `tokens_sha256` and `held_out_fraction`.
+    of the task and the data that `data` names.
     """
 
     schema_version: Literal[1] = 1

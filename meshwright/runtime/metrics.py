@@ -14,7 +14,17 @@ from meshwright.units import show_bytes, show_seconds
 METRICS_FILE = "metrics.jsonl"
 TENSORBOARD_FOLDER = "tensorboard"
 _LONGEST_LINE_BYTES = 1 << 20
-_CHARTS = ("loss", "gradient_norm", "lr", "step_s", "tokens_per_s", "mfu", "held_out_loss")
+_CHARTS = (
+    "loss",
+    "gradient_norm",
+    "lr",
+    "step_s",
+    "tokens_per_s",
+    "images_per_s",
+    "mfu",
+    "held_out_loss",
+    "held_out_accuracy",
+)
 
 
 class MetricsError(UserError):
@@ -82,12 +92,19 @@ def _line(kind: str, values: Mapping[str, Any]) -> str:
         return (
             f"step {values['step']:>5}  loss {values['loss']:.4f}  norm {values['gradient_norm']:.3f}  "
             f"lr {values['lr']:.2e}  {show_seconds(values['step_s'])}/step  "
-            f"{values['tokens_per_s']:,.0f} tokens/s{mfu}  peak {show_bytes(max(values['peak_memory_bytes']))}"
+            f"{_rate(values)}{mfu}  peak {show_bytes(max(values['peak_memory_bytes']))}"
         )
     if kind == "held_out":
+        accuracy = values.get("held_out_accuracy")
+        what = "tokens" if accuracy is None else f"samples  accuracy {100 * accuracy:.2f} %"
         return (
-            f"step {values['step']:>5}  held-out loss {values['held_out_loss']:.4f} over {values['num_tokens']} tokens"
+            f"step {values['step']:>5}  held-out loss {values['held_out_loss']:.4f} over {values['num_tokens']} {what}"
         )
     if kind == "checkpoint":
         return f"step {values['step']:>5}  checkpoint {values['path']}"
     return f"{kind}: " + ", ".join(f"{name} {value}" for name, value in values.items())
+
+
+def _rate(values: Mapping[str, Any]) -> str:
+    what = "tokens" if "tokens_per_s" in values else "images"
+    return f"{values[f'{what}_per_s']:,.0f} {what}/s"

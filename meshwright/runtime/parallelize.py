@@ -34,7 +34,7 @@ from meshwright.runtime.gradients import (
 )
 from meshwright.runtime.groups import World
 from meshwright.runtime.initialize import FullParameter, initial_parameter, local_data, own_slice, parameter_name
-from meshwright.runtime.pipeline import LossSums, Pipeline
+from meshwright.runtime.pipeline import Pipeline
 from meshwright.runtime.split import fsdp_unit, recompute, shard_data_parallel, split_weights
 from meshwright.runtime.stage import Stage
 from meshwright.spec.mesh import MeshShape
@@ -65,6 +65,26 @@ class StepReport:
     @property
     def is_finite(self) -> bool:
         return isfinite(self.loss) and isfinite(self.gradient_norm)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """What an evaluation counted over all ranks: summed loss (nats), and the targets that it is of.
+
+    `num_correct`: how many of them a classifier found; 0 of other models.
+    """
+
+    loss_sum: float
+    num_targets: int
+    num_correct: int
+
+    @property
+    def loss(self) -> float:
+        return self.loss_sum / max(1, self.num_targets)
+
+    @property
+    def accuracy(self) -> float:
+        return self.num_correct / max(1, self.num_targets)
 
 
 def parallelize(model: Transformer, plan: Plan, *, seed: int = 0, device: torch.device | None = None) -> Engine:
@@ -173,7 +193,9 @@ class Engine:
         with self.pipeline.stopwatch.timing("sync"):
             sum_tied(self.held, self.world)
             sum_split_norms(self.held, self.world)
-            norm_squared, loss, num_tokens, stops = self._over_all_ranks(squared_norm(self.held), sums)
+            norm = squared_norm(self.held)
+            stop = torch.full_like(norm, float(self._wants_stop))
+            norm_squared, stops, loss, num_tokens = self._over_all_ranks([norm, stop], [sums.loss, sums.num_tokens])
         # How many tokens count is known only now. That spares a reduction before the step; where none is
         # ignored there is nothing left to do.
         scale = most_tokens / max(1.0, num_tokens)
@@ -191,12 +213,13 @@ class Engine:
         """Let the next step's report say on every rank that a stop was asked for on this one."""
         self._wants_stop = True
 
-    def evaluate(self, batch: Batch, num_micro_batches: int) -> tuple[float, int]:
-        """Return the summed loss and token count over `num_micro_batches` micro-batches, forward only."""
+    def evaluate(self, batch: Batch, num_micro_batches: int) -> Evaluation:
+        """Return loss and counts over `num_micro_batches` micro-batches, forward only."""
         batch = lru_cache(maxsize=1)(batch)
         sums = self.pipeline.evaluate(self._inputs(batch), self._targets(batch), num_micro_batches)
-        _, loss, num_tokens, _ = self._over_all_ranks(torch.zeros((), dtype=torch.float64), sums)
-        return loss, int(num_tokens)
+        loss, *counts = self._over_all_ranks([], [sums.loss, sums.num_tokens, sums.num_correct])
+        num_targets, num_correct = map(int, counts)
+        return Evaluation(loss_sum=loss, num_targets=num_targets, num_correct=num_correct)
 
     def clip_gradients(self, max_norm: float) -> float:
         """Scale gradients to a global norm of at most `max_norm`; return the norm before."""
@@ -239,17 +262,19 @@ class Engine:
             )
         return tuple(x.to(device) for x in inputs), targets.to(device)
 
-    def _over_all_ranks(self, norm_squared: Tensor, sums: LossSums) -> tuple[float, float, float, float]:
-        """Return squared norm, summed loss, token count and stop requests over all ranks, in one small all-reduce."""
+    def _over_all_ranks(self, of_ranks: list[Tensor], of_targets: list[Tensor]) -> list[float]:
+        """Return sums over all ranks, in one small all-reduce.
+
+        What is `of_targets` is known on all tensor-parallel ranks of the last stage, and counts on the first of them.
+        """
         counts = self.world.is_last_stage and self._targets_mesh.tp_index(self.world.local_rank) == 0
-        stop = torch.full_like(sums.loss, float(self._wants_stop))
-        mine = torch.stack([norm_squared.to(sums.loss), sums.loss, sums.num_tokens.to(sums.loss), stop])
+        wanted = of_targets[0]
+        mine = torch.stack([x.to(wanted) for x in (*of_ranks, *of_targets)])
         if not counts:
-            mine[1:3] = 0.0
+            mine[len(of_ranks) :] = 0.0
         if dist.get_world_size() > 1:
             dist.all_reduce(mine)
-        norm, loss, num_tokens, stops = mine.tolist()
-        return norm, loss, num_tokens, stops
+        return mine.tolist()
 
 
 def _show(shapes: list[tuple[int, ...]]) -> str:

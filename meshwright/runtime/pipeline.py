@@ -19,6 +19,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from meshwright.models.dropout import Place
 from meshwright.models.loss import IGNORE_INDEX
 from meshwright.runtime.groups import World
+from meshwright.runtime.predictions import watched_classes
 from meshwright.runtime.split import TORCH_DTYPES
 from meshwright.runtime.stage import Stage
 from meshwright.runtime.stopwatch import Stopwatch
@@ -38,19 +39,26 @@ Pending = list[tuple[dist.Work, Tensor]]
 
 @dataclass(slots=True)
 class LossSums:
-    """Summed loss and counted tokens of this rank's slices (fp64; zero but on the last stage)."""
+    """Summed loss and counted tokens of this rank's slices (fp64; zero but on the last stage).
+
+    `num_correct`: of a classifier's samples in evaluation, those whose class was found.
+    """
 
     loss: Tensor
     num_tokens: Tensor
+    num_correct: Tensor
 
     @staticmethod
     def zero(device: torch.device) -> LossSums:
         loss = torch.zeros((), dtype=torch.float64, device=device)
-        return LossSums(loss, torch.zeros((), dtype=torch.int64, device=device))
+        return LossSums(loss, *torch.zeros(2, dtype=torch.int64, device=device))
 
     def add(self, loss: Tensor, targets: Tensor) -> None:
         self.loss += loss.detach()
         self.num_tokens += (targets != IGNORE_INDEX).sum()
+
+    def add_classes(self, classes: Tensor, targets: Tensor) -> None:
+        self.num_correct += (classes == targets).sum()  # never so where the target counts nothing
 
 
 @dataclass(slots=True)
@@ -158,16 +166,19 @@ class Pipeline:
 
     @torch.no_grad()
     def evaluate(self, inputs: Inputs, targets: Targets, num_micro_batches: int) -> LossSums:
-        """Run micro-batches forward only; return the summed loss."""
+        """Run micro-batches forward only; return the summed loss, and of a classifier how often it was right."""
         sums = LossSums.zero(self.world.device)
         sends: Pending = []
         for micro_batch in range(num_micro_batches):
             self.progress.at("forward", micro_batch)
             taken = inputs(micro_batch) if self.is_first else self._receive(self.arriving, self.previous)
             wanted = targets(micro_batch) if self.is_last else None
-            out = self.stage(*taken) if wanted is None else self.stage(*taken, targets=wanted)
+            with watched_classes(self.stage) as classes:
+                out = self.stage(*taken) if wanted is None else self.stage(*taken, targets=wanted)
             if wanted is not None:
                 sums.add(out[0], wanted)
+                for found in classes:
+                    sums.add_classes(found, wanted)
             sends += self._send_forward(out)
         _wait(sends)
         return sums

@@ -6,7 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from math import ceil
 from pathlib import Path
 
 import torch
@@ -16,16 +16,9 @@ from meshwright.errors import UserError
 from meshwright.files import sha256, write_spec
 from meshwright.models import build_model
 from meshwright.runtime.checkpoint import DataInfo, clear_left_overs, find_checkpoint, load_checkpoint, save_checkpoint
-from meshwright.runtime.data import (
-    Split,
-    TokenDataset,
-    Tokenizer,
-    Tokens,
-    TokenStore,
-    build_tokens,
-    load_tokenizer,
-    unigram_entropy,
-)
+from meshwright.runtime.data.order import Inputs
+from meshwright.runtime.data.prepare import DataRequest, LastSamples, RunData, open_data
+from meshwright.runtime.data.task import CLASSES
 from meshwright.runtime.diagnose import raise_not_finite
 from meshwright.runtime.launch import check_world_size
 from meshwright.runtime.memory import PeakMemory
@@ -46,15 +39,16 @@ PLAN_FILE, CHECKPOINTS = "plan.json", "checkpoints"
 class TrainOptions(Spec):
     """What a run does beside following its plan.
 
-    `data` are text files, folders, `.jsonl` files or "stdlib"; `tokenizer` is "bytes" or a
-    tokenizer.json. The run's plan, metrics, TensorBoard events and checkpoints lie in `run_dir`.
+    `data` are sources of the model's `task` (docs/training.md), or none for its usual ones; `tokenizer` is "bytes" or
+    a tokenizer's file or folder. The run's plan, metrics, TensorBoard events and checkpoints lie in `run_dir`.
     `num_steps` is what the learning rate is planned for; a run may `stop_at` an earlier step and be
     resumed. `eval_every`, `save_every` 0: only at the end. `resume` names a checkpoint or a run folder.
     """
 
-    data: tuple[str, ...]
+    data: tuple[str, ...] = ()
     run_dir: str
     num_steps: PositiveInt
+    task: str | None = None
     tokenizer: str = "bytes"
     cache_dir: str = "runs/cache"
     seed: NonNegativeInt = 0
@@ -75,50 +69,23 @@ class TrainOptions(Spec):
 
 
 class DataMismatchError(UserError):
-    """Ranks hold different tokens."""
+    """Ranks hold different data."""
 
     on_every_rank = True
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunData:
-    """The tokens of a run and its two splits; `held_out` is None when nothing is held out."""
-
-    store: TokenStore
-    training: TokenDataset
-    held_out: TokenDataset | None
-
-
 def prepare_data(plan: Plan, options: TrainOptions, progress: Progress | None = None) -> RunData:
     """Return the data of a run; tokens are made if they are not cached. One process at a time may make them."""
-    tokenizer = _Counted(load_tokenizer(options.tokenizer), progress or Progress())
-    store = build_tokens(options.data, tokenizer, options.cache_dir, vocab_size=plan.model.vocab_size)
-
-    def split(name: Split) -> TokenDataset:
-        return TokenDataset(
-            store.tokens,
-            seq_len=plan.job.seq_len,
-            split=name,
-            seed=options.seed,
-            held_out_fraction=options.held_out_fraction,
-            end_of_document=tokenizer.end_of_document,
-        )
-
-    is_held_out = options.held_out_fraction > 0 and options.eval_samples > 0
-    return RunData(store=store, training=split("train"), held_out=split("held_out") if is_held_out else None)
-
-
-class _Counted:
-    """A tokenizer whose every document counts as progress: tokenising may take long."""
-
-    def __init__(self, tokenizer: Tokenizer, progress: Progress) -> None:
-        self._tokenizer, self._progress = tokenizer, progress
-        self.identity, self.vocab_size = tokenizer.identity, tokenizer.vocab_size
-        self.end_of_document = tokenizer.end_of_document
-
-    def encode(self, text: str) -> Tokens:
-        self._progress.begin("tokenising the data")
-        return self._tokenizer.encode(text)
+    request = DataRequest(
+        sources=options.data,
+        tokenizer=options.tokenizer,
+        cache_dir=options.cache_dir,
+        seed=options.seed,
+        held_out_fraction=options.held_out_fraction,
+        evaluates=options.eval_samples > 0,
+        task=options.task,
+    )
+    return open_data(plan.model, plan.job, request, progress)
 
 
 def train(plan: Plan, options: TrainOptions, *, show: Callable[[str], None]) -> int:
@@ -189,10 +156,12 @@ class _Run:
         self.data_info = DataInfo(
             seed=options.seed,
             seq_len=plan.job.seq_len,
-            tokens_sha256=self.data.store.header.tokens_sha256,
+            tokens_sha256=self.data.identity,
             held_out_fraction=options.held_out_fraction,
+            task=self.data.task,
+            target_seq_len=plan.job.lengths.target_seq,
         )
-        self.unigram_entropy = unigram_entropy(self.data.store.tokens) if self.is_first else 0.0
+        self.unigram_entropy = self.data.entropy() if self.is_first else 0.0
         progress.begin("warming up")
         warm_up(device)
         progress.begin("building the model")
@@ -220,6 +189,7 @@ class _Run:
             self.metrics.write(
                 "start",
                 step=self.step,
+                task=self.data.task,
                 pids=pids,
                 num_steps=options.num_steps,
                 num_ranks=self.plan.num_devices,
@@ -256,7 +226,7 @@ class _Run:
         first_sample = self.num_samples
         self.progress.begin("training", self.step + 1)
 
-        def batch(first: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+        def batch(first: int, count: int) -> tuple[Inputs, torch.Tensor]:
             return self.data.training.batch(first_sample + first, count)
 
         self.engine.pipeline.stopwatch.take()  # begin anew: a record is of one step
@@ -274,15 +244,14 @@ class _Run:
         held_out = self.data.held_out
         if held_out is None:
             return
-        samples = self.plan.micro_batch_samples
-        num_micro_batches = min(self.options.eval_samples, held_out.samples_per_epoch) // samples
-        if num_micro_batches == 0:
-            return
+        num_samples = min(self.options.eval_samples, held_out.samples_per_epoch)
+        samples = LastSamples(held_out, num_samples)
         self.progress.begin("evaluating")
-        loss_sum, num_tokens = self.engine.evaluate(held_out.batch, num_micro_batches)
+        found = self.engine.evaluate(samples.batch, ceil(num_samples / self.plan.micro_batch_samples))
         if self.metrics is not None:
+            more = {"held_out_accuracy": found.accuracy} if self.data.task in CLASSES else {}
             self.metrics.write(
-                "held_out", step=self.step, held_out_loss=loss_sum / max(1, num_tokens), num_tokens=num_tokens
+                "held_out", step=self.step, held_out_loss=found.loss, num_tokens=found.num_targets, **more
             )
 
     def _save(self) -> None:
@@ -311,7 +280,7 @@ class _Run:
             )
         if info.data != self.data_info and self.is_first:
             self.show(
-                f"warning: {checkpoint} was trained on other data, another seq_len or another held-out share; "
+                f"warning: {checkpoint} was trained on other data or another task, seq_len or held-out share; "
                 f"sample {info.num_samples} is now another one, and some may be seen twice or never"
             )
         self.step, self.num_samples = info.step, info.num_samples
@@ -326,6 +295,12 @@ class _Run:
         job, num_samples = self.plan.job, self.plan.global_batch_size
         flops_per_s = self.plan.cluster.device.peak_flops_per_s(job.param_dtype) * self.plan.num_devices
         mfu = step_flops(self.plan.model, job.lengths, num_samples) / step_s / flops_per_s
+        is_images = self.data.task == "images"
+        rate_of_work = (
+            {"images_per_s": num_samples / step_s}
+            if is_images
+            else {"tokens_per_s": num_samples * job.tokens_per_sample / step_s}
+        )
         self.metrics.write(
             "step",
             step=self.step,
@@ -333,7 +308,7 @@ class _Run:
             gradient_norm=report.gradient_norm,
             lr=rate,
             step_s=step_s,
-            tokens_per_s=num_samples * job.seq_len / step_s,
+            **rate_of_work,
             mfu=mfu if self.device.type == "cuda" else None,  # of a CPU no peak is known, only measured rates
             num_samples=self.num_samples,
             num_tokens=report.num_tokens,
@@ -358,11 +333,11 @@ class _Run:
         dist.barrier()
         data = prepare_data(self.plan, self.options, self.progress)
         hashes: list[str] = [""] * dist.get_world_size()
-        dist.all_gather_object(hashes, data.store.header.tokens_sha256)
+        dist.all_gather_object(hashes, data.identity)
         others = [str(rank) for rank, one in enumerate(hashes) if one != hashes[0]]
         if others:
             raise DataMismatchError(
-                f"data: ranks {', '.join(others)} read other tokens than rank 0; "
+                f"data: ranks {', '.join(others)} read other data than rank 0; "
                 "put the same files and tokenizer on every machine"
             )
         return data

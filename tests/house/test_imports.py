@@ -21,7 +21,7 @@ ALLOWED: dict[str, tuple[set[str], set[str]]] = {
     "export": ({"spec"}, set()),
     "models": ({"spec"}, {"numpy", "safetensors", "torch"}),
     "measure": ({"spec", "models", "runtime"}, {"numpy", "torch"}),
-    "runtime": ({"spec", "models"}, {"numpy", "safetensors", "tensorboard", "tokenizers", "torch"}),
+    "runtime": ({"spec", "models"}, {"numpy", "safetensors", "PIL", "sklearn", "tensorboard", "tokenizers", "torch"}),
     "cli": (
         {"spec", "cost", "search", "imports", "report", "export", "models", "measure", "runtime"},
         {"click", "pydantic", "rich", "torch", "typer"},
@@ -30,7 +30,17 @@ ALLOWED: dict[str, tuple[set[str], set[str]]] = {
     "__main__": ({"cli"}, set()),
 }
 NEEDS_TORCH = {"models", "measure", "runtime"}
-NOT_FOR_PLANNING = ("torch", "safetensors", "tokenizers", "tensorboard", "transformers", "scipy", "matplotlib")
+NOT_FOR_PLANNING = (
+    "torch",
+    "safetensors",
+    "tokenizers",
+    "tensorboard",
+    "transformers",
+    "scipy",
+    "sklearn",
+    "PIL",
+    "matplotlib",
+)
 
 
 def test_every_part_is_in_the_table():

@@ -285,5 +285,5 @@ def test_unigram_entropy():
 def test_unigram_entropy_in_pieces(monkeypatch):
     tokens = np.random.default_rng(0).integers(0, 50, 1000)
     whole = unigram_entropy(tokens)
-    monkeypatch.setattr("meshwright.runtime.data._ENTROPY_CHUNK", 7)
+    monkeypatch.setattr("meshwright.runtime.data.tokens._CHUNK_TOKENS", 7)
     assert unigram_entropy(tokens) == pytest.approx(whole)
