@@ -356,6 +356,7 @@ USAGE = [
         ("zero-stage 4", ("predict", *question(zero_stage="4")), "--zero-stage"),
         ("no plan", ("train",), "Missing argument"),
         ("local 0", train("--local", "0"), "--local"),
+        ("task flying", train("--task", "flying"), "--task"),
         ("held-out 1", train("--held-out", "1"), "--held-out"),
         ("steps 0", train("--steps", "0"), "--steps"),
         ("seed -1", train("--seed", "-1"), "--seed"),

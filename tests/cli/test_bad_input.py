@@ -11,10 +11,11 @@ from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 from tests.cli.bad import PLAN, Bad, ask
 from tests.cli.bad_runs import CHECKPOINTS, DATA, EVIL, MARKER, METRICS, OTHERS, OUTPUTS, PLANS, USAGE, train
 from tests.cli.bad_specs import CLUSTERS, JOBS, MODELS, PROFILES
+from tests.cli.bad_tasks import TASKS
 from tests.cli.conftest import PlanFile, Run
 
 TABLE: list[Bad] = [
-    *MODELS, *CLUSTERS, *JOBS, *PROFILES, *PLANS, *CHECKPOINTS, *DATA, *METRICS, *OUTPUTS, *OTHERS, *USAGE,
+    *MODELS, *CLUSTERS, *JOBS, *PROFILES, *PLANS, *CHECKPOINTS, *DATA, *TASKS, *METRICS, *OUTPUTS, *OTHERS, *USAGE,
 ]  # fmt: skip
 
 pytestmark = pytest.mark.timeout(60)
