@@ -1,4 +1,5 @@
 # make demo   install and run the demonstration
+# make demo-digits, demo-masked, demo-spans   train other families (docs/training.md)
 # make test   install and run all tests
 # make check  formatting, lint, types and the house rules
 
@@ -6,7 +7,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: install demo test check clean
+.PHONY: install demo demo-digits demo-masked demo-spans test check clean
 
 install: $(STAMP)
 
@@ -17,6 +18,12 @@ $(STAMP): pyproject.toml constraints.txt
 
 demo: install
 	$(BIN)/python examples/demo.py
+
+demo-digits: install
+	$(BIN)/python examples/digits.py
+
+demo-masked demo-spans: demo-%: install
+	$(BIN)/python examples/text_tasks.py $*
 
 # Tests that start several processes run one after the other; the rest in parallel. 5: nothing of the sort was asked for.
 test: install

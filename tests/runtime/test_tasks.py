@@ -86,10 +86,10 @@ def test_labelled_texts(tmp_path: Path):
     lines = (json.dumps({"text": "abc"[i % 3] * (i % 7 + 3), "label": "xyz"[i % 3]}) for i in range(200))
     (tmp_path / "t.jsonl").write_text("\n".join(lines))
     layers = len(bert.layers)
-    plan = make_plan(bert, [[(layers, s(tp=2))]], micro_batches=2, batch=16)
+    plan = make_plan(bert, [[(2, s(tp=2)), (layers - 2, s(shard=2, zero=3))]], micro_batches=2, batch=16)
     held_out = check_run(train(plan, tmp_path / "t.jsonl", tmp_path / "run"), "labelled-text")
     assert held_out["num_tokens"] == EVAL_SAMPLES
-    assert 0 <= held_out["held_out_accuracy"] <= 1
+    assert 0.2 < held_out["held_out_accuracy"] <= 1
 
 
 @pytest.fixture(scope="module")

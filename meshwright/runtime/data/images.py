@@ -90,7 +90,11 @@ class FolderImages:
             from PIL import Image, UnidentifiedImageError
         except ImportError:
             raise UserError(_NO_PILLOW) from None
-        self._open, self._unidentified = Image.open, UnidentifiedImageError
+        self._open, self._unidentified, self._too_large = (
+            Image.open,
+            UnidentifiedImageError,
+            Image.DecompressionBombError,
+        )
         self.classes = sorted(path.name for path in folder.iterdir() if path.is_dir() and path.name[0] != ".")
         self._paths: list[Path] = []
         labels: list[int] = []
@@ -117,7 +121,7 @@ class FolderImages:
                 )
         except self._unidentified:
             raise UserError(f"data: {path}: not a picture") from None
-        except (OSError, ValueError, SyntaxError) as error:  # all three are raised for damaged files
+        except (OSError, ValueError, SyntaxError, self._too_large) as error:  # all are raised for damaged files
             raise UserError(f"data: {path}: cannot be read: {' '.join(str(error).split())}") from None
 
 

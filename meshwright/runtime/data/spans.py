@@ -70,7 +70,7 @@ class SpanIds(Spec):
     end: int
 
 
-def span_ids(  # the arguments are what one tokenizer and one model say
+def span_ids(
     id_of: Callable[..., int | None],
     num_ids: int,
     end: int | None,

@@ -163,7 +163,7 @@ def unigram_entropy(tokens: Tokens) -> float:
         raise UserError("data: no tokens, so there is no entropy")
     counts = np.zeros(0, np.int64)
     for chunk in _chunks(tokens):
-        more = np.bincount(chunk, minlength=len(counts))
+        more = np.bincount(chunk.astype(np.int64), minlength=len(counts))
         more[: len(counts)] += counts
         counts = more
     shares = counts[counts > 0] / len(tokens)

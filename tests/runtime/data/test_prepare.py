@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
 import torch
 from tokenizers import Tokenizer, models
 
+from meshwright.cli.train import TaskName
 from meshwright.errors import UserError
 from meshwright.runtime.data import choose_task, load_tokenizer
 from meshwright.runtime.data.order import IGNORE_INDEX
 from meshwright.runtime.data.prepare import DataRequest, LastSamples, RunData, open_data
+from meshwright.runtime.data.task import TASKS
 from meshwright.runtime.data.windows import TokenDataset
 from meshwright.spec.families import model_from_config
 from meshwright.spec.job import JobSpec
@@ -98,6 +100,10 @@ def test_a_task_can_be_confirmed_but_not_changed():
             choose_task(model(name), task)
 
 
+def test_the_command_line_knows_the_tasks():
+    assert get_args(TaskName) == TASKS
+
+
 def test_the_identity_tells_tasks_and_tokenizers_apart(tmp_path: Path, sources: dict[str, Path]):
     text = sources["masked"]
     assert len({opened(name, tmp_path, text).identity for name in ("gpt2", "bert", "t5")}) == 3
@@ -107,7 +113,7 @@ def test_the_identity_tells_tasks_and_tokenizers_apart(tmp_path: Path, sources: 
 
 
 @pytest.mark.parametrize(
-    ("name", "dtype"), [("t.bin", "<u2"), ("t.u16", "<u2"), ("t.u32", "<u4"), ("t.npy", "i8"), ("t.npy", "u2")]
+    ("name", "dtype"), [("t.bin", "<u2"), ("t.u16", "<u2"), ("t.u32", "<u4"), ("t.npy", "i8"), ("t.npy", "u8")]
 )
 def test_token_files(tmp_path: Path, name: str, dtype: str):
     tokens = np.random.default_rng(0).integers(0, 300, 2000).astype(dtype)
