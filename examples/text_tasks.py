@@ -33,7 +33,7 @@ class Demo:
 
 DEMOS = {
     "masked": Demo(config="bert-bytes.json", num_steps=1000, lr=2e-3),
-    "spans": Demo(config="t5-bytes.json", num_steps=1200, lr=4e-3, target_seq_len=32),
+    "spans": Demo(config="t5-bytes.json", num_steps=700, lr=5e-3, target_seq_len=32),
 }
 
 

@@ -395,7 +395,7 @@ def test_ranks_with_other_data_are_named(plan: Path, text: Path, tmp_path: Path)
         Path(f"{tmp_path / 'text'}{rank}").write_text(f"{rank} " * 2000)
     ends = run_by_hand(*by_hand(plan, tmp_path / "text", tmp_path, code=("-c", code)))
     assert [code for code, _ in ends] == [2, 2]
-    assert "error: rank 0: data: ranks 1 read other tokens than rank 0" in ends[0][1]
+    assert "error: rank 0: data: ranks 1 read other data than rank 0" in ends[0][1]
     assert ends[1][1] == ""
 
 
