@@ -110,14 +110,14 @@ def test_images_resume_under_another_plan_with_the_same_accuracy(pictures: Path,
     layers = len(swin.layers)
     stages = make_plan(swin, [[(3, s())], [(layers - 3, s())]], micro_batches=4, batch=32)
     replicas = make_plan(swin, [[(layers, s(rep=2))]], micro_batches=2, batch=32)
-    whole = train(stages, pictures, tmp_path / "whole")
+    whole = train(stages, pictures, tmp_path / "whole", "--save-every", str(STOP_AT))
     held_out = check_run(whole, "images")
     assert "images_per_s" in whole[1]
     assert held_out["num_tokens"] == EVAL_SAMPLES
     assert held_out["held_out_accuracy"] == accuracy_on_one_device(swin, pictures, tmp_path / "whole")
 
-    train(stages, pictures, tmp_path / "first", "--stop-at", str(STOP_AT))
-    resumed = train(replicas, pictures, tmp_path / "second", "--resume", str(tmp_path / "first"))
+    checkpoint = tmp_path / "whole" / "checkpoints" / f"step-{STOP_AT:08d}"
+    resumed = train(replicas, pictures, tmp_path / "second", "--resume", str(checkpoint))
     want = {record["step"]: record["loss"] for record in whole if record["kind"] == "step"}
     got = {record["step"]: record["loss"] for record in resumed if record["kind"] == "step"}
     assert sorted(got) == list(range(STOP_AT + 1, NUM_STEPS + 1))
