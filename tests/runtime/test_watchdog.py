@@ -163,7 +163,7 @@ def test_a_read_that_does_not_return_is_no_communication():
     with caught_in(lambda: data.batch(0, 1), done.set) as frame:
         where, is_waiting = locate(frame)
     assert not is_waiting
-    assert where.startswith("TokenDataset.batch (data.py:")
+    assert where.startswith("TokenDataset.batch (windows.py:")
     assert " -> Condition.wait (threading.py:" in where
 
 
