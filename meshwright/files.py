@@ -12,6 +12,7 @@ import hashlib
 import json
 import os
 import re
+import shutil
 import stat
 import tempfile
 from collections.abc import Hashable
@@ -147,6 +148,15 @@ def write_text(path: str | Path, text: str) -> None:
         if temporary is not None:
             temporary.unlink(missing_ok=True)
         raise UserError(f"{path}: cannot be written: {error.strerror}") from None
+
+
+def put_folder(partial: Path, path: Path, replaced: Path) -> None:
+    """Rename the folder `partial` to `path`; an older one there is `replaced` and goes only after that."""
+    shutil.rmtree(replaced, ignore_errors=True)
+    if path.exists():
+        path.rename(replaced)
+    partial.rename(path)
+    shutil.rmtree(replaced, ignore_errors=True)
 
 
 def check_writable(path: str | Path) -> None:

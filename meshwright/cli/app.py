@@ -17,6 +17,7 @@ from meshwright.cli.common import BAD_INPUT
 from meshwright.cli.compare import compare
 from meshwright.cli.doctor import doctor
 from meshwright.cli.explain import explain as explain_plan
+from meshwright.cli.export_weights import export_weights
 from meshwright.cli.imports import import_app
 from meshwright.cli.plan import plan
 from meshwright.cli.predict import predict
@@ -42,6 +43,7 @@ app = typer.Typer(
 for command in (plan, predict, check, recommend, show, space, train, profile, tune, compare, calibrate, schema, doctor):
     app.command()(command)
 app.command("explain")(explain_plan)
+app.command()(export_weights)
 app.command("run-trials", hidden=True)(trials_of_file)
 app.add_typer(import_app)
 

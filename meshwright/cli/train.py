@@ -47,6 +47,12 @@ def train(
     save_every: Annotated[int, typer.Option(min=0, help="Steps between checkpoints (0: at the end).")] = 0,
     log_every: Annotated[int, typer.Option(min=1, help="Steps between metrics.")] = 1,
     resume: Annotated[Path | None, typer.Option(help="A checkpoint, or a run folder to go on from.")] = None,
+    init_from: Annotated[
+        Path | None, typer.Option(help="A Hugging Face folder (config.json, safetensors) to begin from.")
+    ] = None,
+    new_head: Annotated[
+        bool, typer.Option("--new-head", help="Draw a head that the folder lacks, or has of another size.")
+    ] = False,
     cache_dir: Annotated[Path, typer.Option(help="Where tokens are kept.")] = Path("runs/cache"),
     timeout: Annotated[int, typer.Option(min=1, help="Seconds without progress that mean a hang.")] = 600,
 ) -> None:
@@ -57,6 +63,7 @@ def train(
     from meshwright.runtime.launch import launcher_speaks
     from meshwright.runtime.train import CHECKPOINTS, TrainOptions
 
+    _check_beginning(resume, init_from, new_head=new_head)
     run_dir = run_dir or _run_dir(resume)
     options = TrainOptions(
         data=tuple(data or ()),
@@ -73,6 +80,8 @@ def train(
         save_every=save_every,
         log_every=log_every,
         resume=None if resume is None else str(resume),
+        init_from=None if init_from is None else str(init_from),
+        new_head=new_head,
         timeout_s=timeout,
     )
     if resume is None and os.environ.get("RANK", "0") == "0" and not launcher_speaks():
@@ -81,6 +90,13 @@ def train(
         _run_rank(loaded, options)
         return
     raise typer.Exit(_start_ranks(plan, loaded, options, local))
+
+
+def _check_beginning(resume: Path | None, init_from: Path | None, *, new_head: bool) -> None:
+    if resume is not None and init_from is not None:
+        raise UserError("init-from: a resumed run has its weights already; drop --init-from or --resume")
+    if new_head and init_from is None:
+        raise UserError("new-head: without --init-from every weight is new already; drop it")
 
 
 def _run_dir(resume: Path | None) -> Path:
@@ -92,6 +108,7 @@ def _run_dir(resume: Path | None) -> Path:
 
 def _start_ranks(path: Path, plan: Plan, options: TrainOptions, num_ranks: int) -> int:
     """Start the ranks on this machine; what can be refused is refused before. Returns the exit code."""
+    from meshwright.runtime.begin import begin_from
     from meshwright.runtime.checkpoint import check_model, find_checkpoint
     from meshwright.runtime.launch import check_devices, launch_local
     from meshwright.runtime.parallelize import refuse_what_cannot_run
@@ -105,6 +122,8 @@ def _start_ranks(path: Path, plan: Plan, options: TrainOptions, num_ranks: int) 
     check_devices(plan.cluster.device.backend, num_ranks)
     if options.resume is not None:
         check_model(find_checkpoint(Path(options.resume), note), plan.model)
+    if options.init_from is not None:
+        begin_from(options.init_from, plan.model, seed=options.seed, new_head=options.new_head)
     check_writable(Path(options.run_dir) / "metrics.jsonl")
     prepare_data(plan, options)
     return launch_local(num_ranks, _arguments(path, options))
@@ -138,10 +157,11 @@ def _arguments(plan: Path, options: TrainOptions) -> list[str]:
         "--save-every": options.save_every,
         "--log-every": options.log_every,
         "--resume": options.resume,
+        "--init-from": options.init_from,
         "--cache-dir": options.cache_dir,
         "--timeout": options.timeout_s,
     }
     for name, value in values.items():
         if value is not None:
             arguments += [name, str(value)]
-    return arguments
+    return [*arguments, "--new-head"] if options.new_head else arguments

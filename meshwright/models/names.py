@@ -9,7 +9,7 @@ without the base model's prefix, or duplicates that tied weights leave.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -30,6 +30,8 @@ from meshwright.spec.model import (
 from meshwright.spec.parameters import ParameterSpec, layer_parameters
 
 _MOST_SHOWN = 3
+# What the heads of transformers' classes for other tasks are called.
+_HEADS = ("classifier.", "cls.", "lm_head.", "qa_outputs.", "score.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -297,27 +299,40 @@ def checkpoint_tensors(model: ModelSpec) -> tuple[CheckpointTensor, ...]:
     return tuple(_tensor(family, name, parts) for name, parts in found.items())
 
 
-def names_in_file(model: ModelSpec, names: Iterable[str]) -> dict[str, str]:
+def names_in_file(model: ModelSpec, names: Iterable[str], *, new_head: bool = False) -> dict[str, str]:
     """Return what each of the `checkpoint_tensors` (by name) is called among the `names` of a file's tensors.
 
-    Where a file has one twice, the name that transformers writes goes first.
+    Where a file has one twice, the name that transformers writes goes first. With `new_head` tensors of a head
+    (`is_of_head`) may be missing, and those of another head be there.
     """
     family = _family(model)
-    wanted = {tensor.name for tensor in checkpoint_tensors(model)}
+    tensors = {tensor.name: tensor for tensor in checkpoint_tensors(model)}
     found: dict[str, str] = {}
     unknown: list[str] = []
     for name in names:
-        known = name if name in wanted else _known_as(name, family, model, wanted)
+        known = name if name in tensors else _known_as(name, family, model, tensors)
         if known is None:
             unknown.append(name)
         elif known and (known not in found or name == known):
             found[known] = name
-    missing = [name for name in wanted if name not in found]
-    for what, which in (("is missing", missing), ("is not a tensor of this model", unknown)):
+    missing = [name for name in tensors if name not in found]
+    in_head = [name for name in missing if is_of_head(name)]
+    if new_head:
+        missing = [name for name in missing if name not in in_head]
+        unknown = [name for name in unknown if not name.startswith(_HEADS)]
+    what = "is missing"
+    if missing == in_head and not unknown:
+        what += "; --new-head begins with a new head where the file has none"
+    for problem, which in ((what, missing), ("is not a tensor of this model", unknown)):
         if which:
             more = f" and {len(which) - _MOST_SHOWN} more" if len(which) > _MOST_SHOWN else ""
-            raise UserError(f"checkpoint of {model.name}: {', '.join(sorted(which)[:_MOST_SHOWN])}{more}: {what}")
+            raise UserError(f"checkpoint of {model.name}: {', '.join(sorted(which)[:_MOST_SHOWN])}{more}: {problem}")
     return found
+
+
+def is_of_head(name: str) -> bool:
+    """Return whether a checkpoint's tensor `name` belongs to a task and not to the body, which ends with a norm."""
+    return name.startswith((*_HEADS, "bert.pooler."))
 
 
 def _family(model: ModelSpec) -> _Family:
@@ -398,7 +413,7 @@ def _their_shape(layer: LayerSpec, parameter: ParameterSpec, shape: tuple[int, .
             return shape
 
 
-def _known_as(name: str, family: _Family, model: ModelSpec, wanted: set[str]) -> str | None:
+def _known_as(name: str, family: _Family, model: ModelSpec, wanted: Collection[str]) -> str | None:
     """Return what a file's tensor `name` is called here; "" for one that is not needed, None for an unknown one."""
     if model.tied_embedding and re.fullmatch(_tied_output(family), name):
         return f"{family.first['token']}.weight"

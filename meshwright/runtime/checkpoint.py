@@ -8,10 +8,12 @@ written under another name and renamed when it is whole.
 
 from __future__ import annotations
 
+import json
 import shutil
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -19,18 +21,23 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
+from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from meshwright.errors import UserError
-from meshwright.files import read_spec, sha256, shorten, write_spec
-from meshwright.runtime.initialize import local_data
+from meshwright.files import put_folder, read_data, read_spec, sha256, shorten, write_spec, write_text
+from meshwright.models.weights import FullParameter
+from meshwright.runtime.initialize import local_data, parameter_name
 from meshwright.runtime.parallelize import Engine
 from meshwright.spec.base import NonNegativeFloat, NonNegativeInt, PositiveInt, Spec
 from meshwright.spec.model import ModelSpec
+from meshwright.spec.parameters import layer_parameters
+from meshwright.spec.plan import Plan
 
 _PREFIX, _PARTIAL, _REPLACED = "step-", ".partial", ".replaced"
 _DESCRIPTION, _TENSORS_SUFFIX = "checkpoint.json", ".safetensors"
+_MODEL, _CONFIG, _PLAN = "model.json", "config.json", "plan.json"
 _KNOWN_SUFFIXES = (_TENSORS_SUFFIX, ".json")
 _STATES = ("exp_avg", "exp_avg_sq")
 
@@ -88,10 +95,12 @@ def save_checkpoint(
     step: int,
     num_samples: int,
     data: DataInfo,
+    config: Mapping[str, Any] | None = None,
 ) -> Path:
     """Write a checkpoint below `folder` and return its path. Collective over all ranks.
 
-    It appears whole or not at all. Raises SaveError on every rank when any could not write.
+    It appears whole or not at all. `config`: the config.json of the weights that training began from, kept for an
+    export. Raises SaveError on every rank when any could not write.
     """
     path = folder / f"{_PREFIX}{step:08d}"
     partial = path.with_suffix(_PARTIAL)
@@ -108,6 +117,9 @@ def save_checkpoint(
             storage_writer=HuggingFaceStorageWriter(str(partial), save_distributed=True),
         )
         if is_first:
+            write_spec(engine.plan.model, partial / _MODEL)
+            if config is not None:
+                write_text(partial / _CONFIG, json.dumps(config, indent=2) + "\n")
             info = CheckpointInfo(
                 model_sha256=sha256(engine.plan.model),
                 model=engine.plan.model.name,
@@ -120,7 +132,7 @@ def save_checkpoint(
                 ),
             )
             write_spec(info, partial / _DESCRIPTION)
-            _put_in_place(partial, path)
+            put_folder(partial, path, path.with_suffix(_REPLACED))
 
     failure = _agree(_failure_of(begin)) or _agree(_failure_of(write))
     if failure is not None:
@@ -184,6 +196,58 @@ def check_model(path: Path, model: ModelSpec) -> CheckpointInfo:
         )
         raise UserError(f"{path}: is of {info.model}, {which} {model.name}")
     return info
+
+
+def read_model(path: Path) -> ModelSpec:
+    """Return the model that the checkpoint at `path` is of; one of an older version has it in its run's plan."""
+    info, plan = read_info(path), path.resolve().parent.parent / _PLAN
+    if (path / _MODEL).is_file():
+        model = read_spec(ModelSpec, path / _MODEL)
+    elif plan.is_file():
+        model = read_spec(Plan, plan).model
+    else:
+        raise UserError(f"{path}: does not say its model (no {_MODEL}), and there is no {plan}; put its plan there")
+    if sha256(model) != info.model_sha256:
+        raise UserError(f"{path}: is of another {info.model} than {_MODEL} or {_PLAN} beside it says")
+    return model
+
+
+def read_config(path: Path) -> dict[str, Any] | None:
+    """Return the config.json of what the training of the checkpoint at `path` began from, or None for a seed."""
+    return read_data(path / _CONFIG) if (path / _CONFIG).is_file() else None
+
+
+def whole_parameters(path: Path, model: ModelSpec) -> FullParameter:
+    """Return the whole parameters of the checkpoint at `path` by name, each read when asked for. Needs no ranks."""
+    reader = _Reader(str(path))
+    shapes = {
+        parameter_name(model, index, parameter): parameter.shape
+        for index, layer in reversed(list(enumerate(model.layers)))
+        for parameter in layer_parameters(layer)
+    }
+
+    def read(name: str) -> Tensor:
+        key, value = f"model.{name}", torch.empty(shapes[name])
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # that no ranks are there, which is meant
+                load({key: value}, storage_reader=reader, no_dist=True)
+        except CheckpointException as error:
+            raise UserError(f"{path}: {name} cannot be read; is it whole? ({_cause(error)})") from None
+        return value
+
+    return read
+
+
+class _Reader(HuggingFaceStorageReader):
+    """Reads the headers of all shards once, however often something is loaded."""
+
+    _metadata: Metadata | None = None
+
+    def read_metadata(self) -> Metadata:
+        if self._metadata is None:
+            self._metadata = super().read_metadata()
+        return self._metadata
 
 
 def why_torn(path: Path) -> str | None:
@@ -256,16 +320,6 @@ def _newest_first(folder: Path) -> list[Path]:
         if path.suffix != _PARTIAL and not (path.suffix == _REPLACED and path.with_suffix("").exists())
     ]
     return sorted(found, key=lambda path: path.name, reverse=True)
-
-
-def _put_in_place(partial: Path, path: Path) -> None:
-    """Rename `partial` to `path`; an older checkpoint of the same name goes only after that."""
-    replaced = path.with_suffix(_REPLACED)
-    shutil.rmtree(replaced, ignore_errors=True)
-    if path.exists():
-        path.rename(replaced)
-    partial.rename(path)
-    shutil.rmtree(replaced, ignore_errors=True)
 
 
 def _failure_of(part: Callable[[], None]) -> str | None:

@@ -7,13 +7,13 @@ one parameter at a time is whole on a rank and any plan starts from the same mod
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
 from math import sqrt
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from meshwright.models.weights import FullParameter
 from meshwright.spec.mesh import MeshShape
 from meshwright.spec.model import BlockLayer, EmbeddingLayer, HeadLayer, LayerSpec, ModelSpec
 from meshwright.spec.parameters import ParameterSpec, layer_parameters
@@ -21,8 +21,6 @@ from meshwright.spec.parameters import ParameterSpec, layer_parameters
 STANDARD_DEVIATION = 0.02
 _RESIDUAL_OUTPUTS = ("attention.out.weight", "cross_attention.out.weight", "mlp.down.weight")
 TOKEN_WEIGHT = "layers.0.token.weight"
-
-FullParameter = Callable[[str], Tensor]  # name -> the whole fp32 parameter
 
 
 def parameter_name(model: ModelSpec, index: int, parameter: ParameterSpec) -> str:

@@ -22,6 +22,7 @@ from torch.distributed.fsdp import FSDPModule
 from meshwright.errors import UserError
 from meshwright.models.build import Transformer, tie
 from meshwright.models.dropout import Place
+from meshwright.models.weights import FullParameter
 from meshwright.runtime.gradients import (
     HeldParameter,
     clip,
@@ -33,7 +34,7 @@ from meshwright.runtime.gradients import (
     sum_tied,
 )
 from meshwright.runtime.groups import World
-from meshwright.runtime.initialize import FullParameter, initial_parameter, local_data, own_slice, parameter_name
+from meshwright.runtime.initialize import initial_parameter, local_data, own_slice, parameter_name
 from meshwright.runtime.pipeline import Pipeline
 from meshwright.runtime.split import fsdp_unit, recompute, shard_data_parallel, split_weights
 from meshwright.runtime.stage import Stage
@@ -87,18 +88,26 @@ class Evaluation:
         return self.num_correct / max(1, self.num_targets)
 
 
-def parallelize(model: Transformer, plan: Plan, *, seed: int = 0, device: torch.device | None = None) -> Engine:
+def parallelize(
+    model: Transformer,
+    plan: Plan,
+    *,
+    seed: int = 0,
+    device: torch.device | None = None,
+    full: FullParameter | None = None,
+) -> Engine:
     """Return this rank's part of `model` under `plan`. Collective: every rank calls it.
 
-    A model on the meta device is initialised from `seed`, the same under every plan; otherwise its
-    values are kept (every rank must pass equal ones).
+    Values are those of `full` (`models.weights.open_weights`), asked for what this rank's stage has alone. Without
+    it, a model on the meta device is initialised from `seed`, the same under every plan; otherwise its values are
+    kept. Every rank must pass equal ones.
     """
     refuse_what_cannot_run(plan)
     if model.spec != plan.model:
         raise UserError(f"model: the plan is for {plan.model.name}, but {model.spec.name} was given")
     device = device or default_device(plan)
     world = World.create(plan, device)
-    full = _full_values(model, plan, seed)
+    full = full or _full_values(model, plan, seed)
     layers = {
         index: model.layers[index].to("meta")
         for index in range(plan.boundaries[world.stage], plan.boundaries[world.stage + 1])

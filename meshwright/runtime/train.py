@@ -8,14 +8,24 @@ import time
 from collections.abc import Callable
 from math import ceil
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from meshwright.errors import UserError
-from meshwright.files import sha256, write_spec
+from meshwright.files import read_data, sha256, write_spec
 from meshwright.models import build_model
-from meshwright.runtime.checkpoint import DataInfo, clear_left_overs, find_checkpoint, load_checkpoint, save_checkpoint
+from meshwright.models.weights import CONFIG, FullParameter
+from meshwright.runtime.begin import begin_from_together
+from meshwright.runtime.checkpoint import (
+    DataInfo,
+    clear_left_overs,
+    find_checkpoint,
+    load_checkpoint,
+    read_config,
+    save_checkpoint,
+)
 from meshwright.runtime.data.order import Inputs
 from meshwright.runtime.data.prepare import DataRequest, LastSamples, RunData, open_data
 from meshwright.runtime.data.task import CLASSES
@@ -42,7 +52,9 @@ class TrainOptions(Spec):
     `data` are sources of the model's `task` (docs/training.md), or none for its usual ones; `tokenizer` is "bytes" or
     a tokenizer's file or folder. The run's plan, metrics, TensorBoard events and checkpoints lie in `run_dir`.
     `num_steps` is what the learning rate is planned for; a run may `stop_at` an earlier step and be
-    resumed. `eval_every`, `save_every` 0: only at the end. `resume` names a checkpoint or a run folder.
+    resumed. `eval_every`, `save_every` 0: only at the end. `resume` names a checkpoint or a run folder,
+    `init_from` a Hugging Face folder whose weights training begins from, where `new_head` says that a head which the
+    folder lacks is drawn from the seed.
     """
 
     data: tuple[str, ...] = ()
@@ -59,12 +71,15 @@ class TrainOptions(Spec):
     stop_at: PositiveInt | None = None
     log_every: PositiveInt = 1
     resume: str | None = None
+    init_from: str | None = None
+    new_head: bool = False
     timeout_s: PositiveInt = 600
 
     @property
     def terms(self) -> dict[str, str]:
         """What all ranks must be told alike: a change makes another run. Paths may differ by machine."""
-        told = self.model_copy(update={"data": (), "run_dir": "", "cache_dir": "", "resume": str(self.resume is None)})
+        is_none = {"resume": str(self.resume is None), "init_from": str(self.init_from is None)}
+        told = self.model_copy(update={"data": (), "run_dir": "", "cache_dir": "", **is_none})
         return {"options": sha256(told)}
 
 
@@ -165,8 +180,10 @@ class _Run:
         progress.begin("warming up")
         warm_up(device)
         progress.begin("building the model")
+        self.config: dict[str, Any] | None = None
         self.memory = PeakMemory(device)
-        self.engine: Engine = parallelize(build_model(plan.model), plan, seed=options.seed, device=device)
+        full = None if options.init_from is None else self._begin_from(options.init_from)
+        self.engine: Engine = parallelize(build_model(plan.model), plan, seed=options.seed, device=device, full=full)
         self.engine.pipeline.progress = progress
         self.optimizer = make_optimizer(self.engine.parameters(), plan.job.optimizer)
         self.step, self.num_samples = 0, 0
@@ -197,6 +214,7 @@ class _Run:
                 unigram_entropy=self.unigram_entropy,
                 baseline_memory_bytes=self.memory.baseline_bytes,
                 resumed_from=options.resume,
+                begun_from=options.init_from,
             )
         self.stop.listen(self.engine)
         last_step = min(options.num_steps, options.stop_at or options.num_steps)
@@ -265,10 +283,18 @@ class _Run:
             step=self.step,
             num_samples=self.num_samples,
             data=self.data_info,
+            config=self.config,
         )
         self._saved_step = self.step
         if self.metrics is not None:
             self.metrics.write("checkpoint", step=self.step, path=str(path))
+
+    def _begin_from(self, folder: str) -> FullParameter:
+        weights = begin_from_together(folder, self.plan.model, seed=self.options.seed, new_head=self.options.new_head)
+        self.config = read_data(Path(folder) / CONFIG)
+        if weights.new and self.is_first:
+            self.show(f"new, since {folder} has none that fit: {', '.join(weights.new)}")
+        return weights
 
     def _resume(self, path: Path) -> None:
         checkpoint = find_checkpoint(path, self.show if self.is_first else lambda _: None)
@@ -284,6 +310,7 @@ class _Run:
                 f"sample {info.num_samples} is now another one, and some may be seen twice or never"
             )
         self.step, self.num_samples = info.step, info.num_samples
+        self.config = read_config(checkpoint)
         if checkpoint.resolve().parent == (self.folder / CHECKPOINTS).resolve():
             self._saved_step = self.step
 

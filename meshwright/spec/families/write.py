@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from meshwright.errors import UserError
@@ -63,6 +63,28 @@ def config_of(model: ModelSpec) -> dict[str, Any]:
     return config
 
 
+def config_like(source: Mapping[str, Any] | None, model: ModelSpec) -> dict[str, Any]:
+    """Return a `config.json` of `model` that keeps what `source`, the one that it began from, says beside.
+
+    Where `source` describes `model`, that is all of it; a changed head replaces its fields.
+    """
+    if source is None:
+        return config_of(model)
+    kept = {**source, "architectures": [architecture(model)]}
+    if _describes(kept, model):
+        return kept
+    written = config_of(model)
+    merged = {**source, **written}
+    return merged if _describes(merged, model) else written
+
+
+def _describes(config: dict[str, Any], model: ModelSpec) -> bool:
+    try:
+        return first_difference(model_from_config(config, name=model.name, where="config.json"), model) is None
+    except UserError:
+        return False
+
+
 def architecture(model: ModelSpec) -> str:
     """Return the class of transformers whose weights a model of its family and head has."""
     if model.family == "bert" and isinstance(model.head, ClassifierLayer):
@@ -89,7 +111,8 @@ def _gpt2(model: ModelSpec) -> dict[str, Any]:
         "n_layer": model.num_blocks,
         "n_head": block.attention.num_heads,
         "n_inner": block.mlp.ffn_size,
-        "activation_function": _ACTIVATIONS[block.mlp.activation],
+        # Of the names of one function, the one that GPT-2's files have: its arithmetic rounds in another order.
+        "activation_function": {**_ACTIVATIONS, "gelu_tanh": "gelu_new"}[block.mlp.activation],
         "layer_norm_epsilon": block.norm_eps,
         "tie_word_embeddings": model.tied_embedding,
     }
