@@ -22,7 +22,6 @@ from torch.distributed.fsdp import FSDPModule
 from meshwright.errors import UserError
 from meshwright.models.build import Transformer, tie
 from meshwright.models.dropout import Place
-from meshwright.models.weights import FullParameter
 from meshwright.runtime.gradients import (
     HeldParameter,
     clip,
@@ -34,7 +33,7 @@ from meshwright.runtime.gradients import (
     sum_tied,
 )
 from meshwright.runtime.groups import World
-from meshwright.runtime.initialize import initial_parameter, local_data, own_slice, parameter_name
+from meshwright.runtime.initialize import FullParameter, initial_parameter, local_data, own_slice, parameter_name
 from meshwright.runtime.pipeline import Pipeline
 from meshwright.runtime.split import fsdp_unit, recompute, shard_data_parallel, split_weights
 from meshwright.runtime.stage import Stage

@@ -51,7 +51,8 @@ def their_loss(module: nn.Module, plan: Plan) -> float:
     """Return their mean loss of the batch that the ranks have."""
     given, targets = make_batch(plan, 0)
     names = ("input_ids", "decoder_input_ids") if plan.model.vocab_size else ("pixel_values",)
-    logits = module(**dict(zip(names, given, strict=False))).logits
+    with torch.no_grad():
+        logits = module(**dict(zip(names, given, strict=False))).logits
     return float(nn.functional.cross_entropy(logits.flatten(0, -2), targets.flatten(), ignore_index=IGNORE_INDEX))
 
 
@@ -87,7 +88,7 @@ def plan_of(folder: Path, name: str, model: ModelSpec | None = None) -> Path:
     """Write one of two plans of the folder's model, over two ranks, and return its path."""
     layouts: dict[str, Any] = {
         "stages": [[(1, s()), (2, s())], [(2, s()), (1, s())]],
-        "mixed": [[(1, s(tp=2)), (2, s(shard=2, zero=3)), (2, s(tp=2)), (1, s(shard=2, zero=3))]],
+        "mixed": [[(1, s(tp=2)), (2, s(shard=2, zero=3)), (2, s(tp=2)), (1, s(tp=2))]],
     }
     plan = make_plan(model or model_from_file(folder), layouts[name], micro_batches=2, batch=8)
     path = folder.parent / f"{name}.json"
