@@ -299,11 +299,11 @@ def checkpoint_tensors(model: ModelSpec) -> tuple[CheckpointTensor, ...]:
     return tuple(_tensor(family, name, parts) for name, parts in found.items())
 
 
-def names_in_file(model: ModelSpec, names: Iterable[str], *, new_head: bool = False) -> dict[str, str]:
+def names_in_file(model: ModelSpec, names: Iterable[str], *, new_head: bool = False, where: str = "") -> dict[str, str]:
     """Return what each of the `checkpoint_tensors` (by name) is called among the `names` of a file's tensors.
 
     Where a file has one twice, the name that transformers writes goes first. With `new_head` tensors of a head
-    (`is_of_head`) may be missing, and those of another head be there.
+    (`is_of_head`) may be missing, and those of another head be there. `where` begins an error line.
     """
     family = _family(model)
     tensors = {tensor.name: tensor for tensor in checkpoint_tensors(model)}
@@ -326,7 +326,8 @@ def names_in_file(model: ModelSpec, names: Iterable[str], *, new_head: bool = Fa
     for problem, which in ((what, missing), ("is not a tensor of this model", unknown)):
         if which:
             more = f" and {len(which) - _MOST_SHOWN} more" if len(which) > _MOST_SHOWN else ""
-            raise UserError(f"checkpoint of {model.name}: {', '.join(sorted(which)[:_MOST_SHOWN])}{more}: {problem}")
+            shown = f"{', '.join(sorted(which)[:_MOST_SHOWN])}{more}"
+            raise UserError(f"{where or f'checkpoint of {model.name}'}: {shown}: {problem}")
     return found
 
 

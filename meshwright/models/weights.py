@@ -93,7 +93,7 @@ def open_weights(folder: str | Path, model: ModelSpec, *, new_head: FullParamete
     """
     folder = Path(folder)
     places = _places(folder)
-    names = names_in_file(model, places, new_head=new_head is not None)
+    names = names_in_file(model, places, new_head=new_head is not None, where=str(folder))
     tensors = checkpoint_tensors(model)
     found: dict[str, _Place] = {}
     for tensor in tensors:

@@ -137,8 +137,29 @@ def test_from_a_folder_over_two_plans_to_a_folder(folder: Path, tmp_path: Path):
     module = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out", attn_implementation="eager")
     ids = torch.randint(0, VOCAB, (2, 12))
     assert torch.allclose(ours.logits(ids), module.eval()(ids).logits, atol=1e-5, rtol=1e-5)
+    _check_older_checkpoint(tmp_path / "first", tmp_path / "older", spec)
     start = transformers.AutoModelForCausalLM.from_pretrained(folder)
     assert not torch.equal(start.model.norm.weight, module.model.norm.weight)
+
+
+def _check_older_checkpoint(run_dir: Path, out: Path, spec: ModelSpec) -> None:
+    """Take from a checkpoint what earlier versions did not write: then the run's plan says the model."""
+    checkpoint = run_dir / "checkpoints" / f"step-{STOP_AT:08d}"
+    info = json.loads((checkpoint / "checkpoint.json").read_text())
+    info["files"] = [file for file in info["files"] if file["name"] not in ("model.json", "config.json")]
+    (checkpoint / "checkpoint.json").write_text(json.dumps(info))
+    for name in ("model.json", "config.json"):
+        (checkpoint / name).unlink()
+    for dtype in ("fp32", "bf16"):
+        result = run_meshwright("export-weights", str(checkpoint), "-o", str(out), "--dtype", dtype)
+        assert result.returncode == 0, result.stderr
+    assert model_from_file(out).groups == spec.groups
+    assert transformers.AutoModelForCausalLM.from_pretrained(out).dtype == torch.bfloat16
+    assert json.loads((out / MARK).read_text())["step"] == STOP_AT
+    (run_dir / "plan.json").unlink()
+    result = run_meshwright("export-weights", str(checkpoint), "-o", str(out))
+    assert result.returncode == 2
+    assert "does not say its model" in result.stderr
 
 
 def complaint(run: Any, *arguments: str) -> str:  # noqa: F811
