@@ -12,10 +12,12 @@ import transformers
 from torch import nn
 from transformers import AutoConfig
 
+from meshwright.errors import UserError
 from meshwright.files import write_spec
 from meshwright.models import build_model
 from meshwright.models.loss import IGNORE_INDEX
 from meshwright.models.weights import MARK, open_weights
+from meshwright.runtime.begin import export_checkpoint
 from meshwright.runtime.checkpoint import whole_parameters
 from meshwright.spec.families import model_from_file
 from meshwright.spec.families.write import architecture, config_of
@@ -151,15 +153,13 @@ def _check_older_checkpoint(run_dir: Path, out: Path, spec: ModelSpec) -> None:
     for name in ("model.json", "config.json"):
         (checkpoint / name).unlink()
     for dtype in ("fp32", "bf16"):
-        result = run_meshwright("export-weights", str(checkpoint), "-o", str(out), "--dtype", dtype)
-        assert result.returncode == 0, result.stderr
+        export_checkpoint(checkpoint, out, dtype, print)
     assert model_from_file(out).groups == spec.groups
     assert transformers.AutoModelForCausalLM.from_pretrained(out).dtype == torch.bfloat16
     assert json.loads((out / MARK).read_text())["step"] == STOP_AT
     (run_dir / "plan.json").unlink()
-    result = run_meshwright("export-weights", str(checkpoint), "-o", str(out))
-    assert result.returncode == 2
-    assert "does not say its model" in result.stderr
+    with pytest.raises(UserError, match="does not say its model"):
+        export_checkpoint(checkpoint, out, "fp32", print)
 
 
 def complaint(run: Any, *arguments: str) -> str:  # noqa: F811
