@@ -68,8 +68,11 @@ class FileTokenizer:
                 self._tokenizer = tokenizers.Tokenizer.from_str(text)
             except Exception as error:  # the package raises bare Exception
                 raise UserError(f"{path}: not a tokenizer.json: {' '.join(str(error).split())}") from None
-        # 2: [SEP] ends documents too.
-        self.identity = "file-2-" + hashlib.sha256(text.encode()).hexdigest()
+        # A tokenizer.json may say that texts are cut or padded: here documents stay whole.
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        # 2: [SEP] ends documents too. 3: documents are never cut.
+        self.identity = "file-3-" + hashlib.sha256(text.encode()).hexdigest()
         # The largest id counts, not the number of entries: ids may have gaps.
         self.vocab_size = max(self._tokenizer.get_vocab().values(), default=-1) + 1
         self.end_of_document: int | None = self.id_of(*_END_NAMES)
