@@ -20,25 +20,33 @@ if TYPE_CHECKING:
     from meshwright.runtime.train import TrainOptions
 
 TaskName = Literal["causal", "masked", "spans", "images", "labelled-text"]  # as runtime.data.task, which needs torch
+DataOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="Text files, folders, .jsonl files, one token file, or stdlib (the default for text); for images a "
+        "folder of classes, an .npz, two .npy, or digits (the default)."
+    ),
+]
+RunDirOption = Annotated[
+    Path | None,
+    typer.Option(help="Where plan, metrics, events and checkpoints go (default: runs/train, or what is resumed)."),
+]
+InitFromOption = Annotated[
+    Path | None, typer.Option(help="A Hugging Face folder (config.json, safetensors) to begin from.")
+]
+NewHeadOption = Annotated[
+    bool, typer.Option("--new-head", help="Draw a head that the folder lacks, or has of another size.")
+]
 
 
 def train(
     plan: Annotated[Path, typer.Argument(help="A plan file.")],
-    data: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Text files, folders, .jsonl files, one token file, or stdlib (the default for text); for images a "
-            "folder of classes, an .npz, two .npy, or digits (the default)."
-        ),
-    ] = None,
+    data: DataOption = None,
     task: Annotated[TaskName | None, typer.Option(help="What is trained (default: what the model is for).")] = None,
     tokenizer: Annotated[str, typer.Option(help="bytes, a tokenizer.json, a vocab.txt, or their folder.")] = "bytes",
     steps: Annotated[int, typer.Option(min=1, help="Optimizer steps in all, resumed ones included.")] = 100,
     stop_at: Annotated[int | None, typer.Option(min=1, help="Stop (and save) at this step already.")] = None,
-    run_dir: Annotated[
-        Path | None,
-        typer.Option(help="Where plan, metrics, events and checkpoints go (default: runs/train, or what is resumed)."),
-    ] = None,
+    run_dir: RunDirOption = None,
     local: Annotated[int | None, typer.Option(min=1, help="Start this many ranks on this machine.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of weights and of the order of the data.")] = 0,
     held_out: Annotated[float, typer.Option(min=0, max=0.9, help="Share of the data held out.")] = 0.05,
@@ -47,12 +55,8 @@ def train(
     save_every: Annotated[int, typer.Option(min=0, help="Steps between checkpoints (0: at the end).")] = 0,
     log_every: Annotated[int, typer.Option(min=1, help="Steps between metrics.")] = 1,
     resume: Annotated[Path | None, typer.Option(help="A checkpoint, or a run folder to go on from.")] = None,
-    init_from: Annotated[
-        Path | None, typer.Option(help="A Hugging Face folder (config.json, safetensors) to begin from.")
-    ] = None,
-    new_head: Annotated[
-        bool, typer.Option("--new-head", help="Draw a head that the folder lacks, or has of another size.")
-    ] = False,
+    init_from: InitFromOption = None,
+    new_head: NewHeadOption = False,
     cache_dir: Annotated[Path, typer.Option(help="Where tokens are kept.")] = Path("runs/cache"),
     timeout: Annotated[int, typer.Option(min=1, help="Seconds without progress that mean a hang.")] = 600,
 ) -> None:
