@@ -22,12 +22,12 @@ from tests.parity.cases import Case
 from tests.parity.worker import make_slices
 from tests.parity.zoo import zoo_cases
 
-KINDS = {2: ("zero3x2", "pp2"), 4: ("hsdp2x2", "mixed-uneven")}
+KINDS = {2: ("tp2-recompute", "pp2"), 4: ("hsdp2x2", "mixed-uneven")}
 MODELS = ("qwen2", "bert", "bert-classifier", "t5", "vit", "swin")
 
 
 def cases(num_ranks: int) -> list[Case]:
-    """Return two plans a model, without dropout, which transformers would draw in its own way."""
+    """Return the plans of each model, without dropout, which transformers would draw in its own way."""
     names = {f"{model}-{kind}" for model in MODELS for kind in KINDS[num_ranks]}
     return [
         Case(
