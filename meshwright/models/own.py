@@ -19,7 +19,13 @@ def build_own(spec: CustomLayer) -> nn.Module:
         raise UserError(
             f"builder: {spec.builder} cannot be imported ({error}); put its folder on PYTHONPATH, or install it"
         ) from None
-    module = builder(spec)
+    if not callable(builder):
+        raise UserError(f"builder: {spec.builder} must be a function, not {type(builder).__name__}")
+    try:
+        module = builder(spec)
+    except Exception as error:  # whatever the user's code raises
+        reason = " ".join(str(error).split())
+        raise UserError(f"builder: {spec.builder} failed ({type(error).__name__}: {reason})") from error
     if not isinstance(module, nn.Module):
         raise UserError(f"builder: {spec.builder} must return a torch.nn.Module, not {type(module).__name__}")
     given = {name: tuple(parameter.shape) for name, parameter in module.named_parameters()}

@@ -48,7 +48,7 @@ def sample_words(plan: Plan) -> str:
 def throughput_words(plan: Plan, predicted: Prediction) -> str:
     """Return the throughput in what users of the model count."""
     if plan.model.fixed_seq_len:
-        return f"{predicted.samples_per_s:,.1f} images/s"
+        return f"{predicted.samples_per_s:,.1f} images/s ({predicted.tokens_per_s:,.0f} tokens/s)"
     return f"{predicted.tokens_per_s:,.0f} tokens/s"
 
 

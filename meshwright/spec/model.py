@@ -107,6 +107,9 @@ class BlockLayer(Spec):
     def _check(self) -> BlockLayer:
         if self.post_norm and (self.cross_attention is not None or self.closing_norm):
             raise ValueError("post_norm: neither cross_attention nor closing_norm goes with it")
+        cross = self.cross_attention
+        if cross is not None and (cross.causal or cross.rotary or cross.keeps_scores or self.length != "target_seq"):
+            raise ValueError("cross_attention sees a whole source, without positions, from target_seq tokens")
         windows = self.attention.windows
         if windows is not None and self.length != windows.grid**2:
             raise ValueError(f"length ({self.length}) must be the tokens of the windows' grid, {windows.grid**2}")
@@ -258,24 +261,36 @@ class ModelSpec(Spec):
             raise ValueError("groups: the embedding and the head are one layer each")
         if (num_layers := sum(group.num_layers for group in self.groups)) > MOST_LAYERS:
             raise ValueError(f"groups: {num_layers} layers are more than the {MOST_LAYERS} that can be planned")
+        if not self.name.isprintable() or not self.name:
+            raise ValueError("name must be printable text")
         self._check_chain()
         self._check_vocabulary()
+        self._check_lengths()
         return self
 
     def _check_chain(self) -> None:
-        for before, after in zip(self.groups, self.groups[1:], strict=False):
-            given, wanted = hands_on(before.layer)[0], _takes(after.layer)
-            starts_decoder = isinstance(after.layer, BlockLayer) and after.layer.cross_attention is not None
-            if given.shape != wanted and not (starts_decoder and given.shape[1:] == wanted[1:]):
-                raise ValueError(
-                    f"groups: {before.layer.kind} hands on {_show(given.shape)}, but {after.layer.kind} takes "
-                    f"{_show(wanted)}; neighbours must agree in hidden_size and length"
-                )
+        from meshwright.spec.chain import why_broken  # which is about the kinds of layers above
+
+        if reason := why_broken(self.groups):
+            raise ValueError(reason)
+
+    def _check_lengths(self) -> None:
+        positions = self.embedding.max_positions if isinstance(self.embedding, EmbeddingLayer) else 0
+        if positions and not 0 < self.max_seq_len <= positions:
+            raise ValueError(
+                f"max_seq_len ({self.max_seq_len}) must be 1 to {positions}, the embedding's max_positions"
+            )
+        if self.max_seq_len and self.usual_seq_len > self.max_seq_len:
+            raise ValueError(f"usual_seq_len ({self.usual_seq_len}) is above max_seq_len ({self.max_seq_len})")
+        if self.fixed_seq_len and self.usual_seq_len not in (0, self.fixed_seq_len):
+            raise ValueError(f"usual_seq_len ({self.usual_seq_len}) is not the {self.fixed_seq_len} tokens of an image")
 
     def _check_vocabulary(self) -> None:
         first, last = self.embedding, self.head
         if self.tied_embedding and not (isinstance(first, EmbeddingLayer) and isinstance(last, HeadLayer)):
             raise ValueError("tied_embedding: only an embedding of tokens and a language-model head can share a weight")
+        if isinstance(last, HeadLayer) and not isinstance(first, EmbeddingLayer):
+            raise ValueError("groups: a head with a vocabulary needs an embedding of tokens, not of patches")
         if isinstance(first, EmbeddingLayer) and isinstance(last, HeadLayer):
             if first.hidden_size != last.hidden_size:
                 raise ValueError("groups: embedding and head must have the same hidden_size")
@@ -380,22 +395,10 @@ def pad_vocab(vocab_size: int) -> int:
     return -(-vocab_size // VOCAB_MULTIPLE) * VOCAB_MULTIPLE
 
 
-def _takes(layer: AnyLayer) -> tuple[Length, ...]:
-    """Return the shape of the hidden states that a layer after the first takes."""
-    if isinstance(layer, MergeLayer):
-        return (layer.grid**2, layer.hidden_size)
-    assert isinstance(layer, AnyBlock | LastLayer)  # noqa: S101 the first layer takes nothing
-    return (layer.length, layer.hidden_size)
-
-
 def _is_decoder(layer: AnyLayer) -> bool:
     if not isinstance(layer, BlockLayer) or layer.post_norm or layer.closing_norm or layer.cross_attention is not None:
         return False
     return layer.attention.causal and not layer.attention.keeps_scores and layer.length == "seq"
-
-
-def _show(shape: tuple[Length, ...]) -> str:
-    return " x ".join(str(size) for size in shape)
 
 
 def _check_padding(layer: _Vocabulary) -> _Vocabulary:

@@ -154,6 +154,9 @@ class Plan(Spec):
             raise ValueError(f"num_devices ({self.num_devices}) is above the cluster's {self.cluster.num_devices}")
         if self.num_devices % len(self.stages):
             raise ValueError(f"num_devices ({self.num_devices}) is not divisible by {len(self.stages)} stages")
+        asked = self.job.global_batch_size
+        if isinstance(asked, int) and asked != self.global_batch_size:
+            raise ValueError(f"global_batch_size ({self.global_batch_size}) is not the job's ({asked})")
         if self.global_batch_size % self.num_micro_batches:
             raise ValueError(
                 f"num_micro_batches ({self.num_micro_batches}) does not divide "

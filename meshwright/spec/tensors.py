@@ -5,6 +5,8 @@ from __future__ import annotations
 from math import prod
 from typing import Literal, NamedTuple
 
+from pydantic import model_validator
+
 from meshwright.spec.base import NonNegativeInt, PositiveInt, Spec, divide
 
 EXPERTS = "mlp.experts."
@@ -61,6 +63,14 @@ class ParameterSpec(Spec):
     tp_dim: NonNegativeInt | None = None
     is_looked_up: bool = False
     acts_on_split: bool = False
+
+    @model_validator(mode="after")
+    def _check(self) -> ParameterSpec:
+        if not self.shape:
+            raise ValueError(f"shape of {self.name} is empty; give at least one size")
+        if self.tp_dim is not None and self.tp_dim >= len(self.shape):
+            raise ValueError(f"tp_dim ({self.tp_dim}) of {self.name} must be below its {len(self.shape)} dimensions")
+        return self
 
     @property
     def num_elements(self) -> int:

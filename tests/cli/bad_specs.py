@@ -149,7 +149,7 @@ MODELS = [
              spoiled(MODEL, put("groups", value={}))),
     of_model("unknown kind of layer", "groups[1].layer: Input tag 'mixer'",
              spoiled(MODEL, put(*BLOCK, "kind", value="mixer"))),
-    of_model("two sizes", "groups: embedding hands on seq x 32, but block takes seq x 64",
+    of_model("two sizes", "groups[0] (embedding) and groups[1] (block): hidden seq x 32 is handed on, but",
              spoiled(MODEL, put("groups", 0, "layer", "hidden_size", value=32))),
     of_model("half a surrogate pair", "m.json: ", spoiled(MODEL, put("name", value="\udc00"))),
     of_model("alias", "an alias is not supported; write it out", "groups: &g []\nname: *g\n", "m.yaml"),

@@ -402,7 +402,7 @@ BAD = [
         VIT | {"image_size": [32, 64]},
         r"image_size: must be square: one number, or the same twice, not \[32, 64\]",
     ),
-    ("vit", VIT | {"image_size": []}, "image_size: must be a list of positive whole numbers, not a list"),
+    ("vit", VIT | {"image_size": []}, "image_size: must be a list of positive whole numbers, not an empty list"),
     ("vit", VIT | {"patch_size": [8, "8"]}, "patch_size: must be a positive whole number, not '8'"),
     ("vit", VIT | {"patch_size": 7}, r"patch_size: 7 does not divide image_size \(32\)"),
     ("vit", VIT | {"patch_size": 1, "image_size": 8192}, "image_size: 8192 x 8192 patches are more than"),

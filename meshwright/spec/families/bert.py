@@ -1,6 +1,6 @@
 """BERT: an encoder of post-norm blocks with biases, learned positions, and a head for masked tokens or for classes.
 
-Dropout fields are not read: training here never drops activations.
+Dropout fields are not read: dropout belongs to the job.
 """
 
 from __future__ import annotations

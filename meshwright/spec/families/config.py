@@ -57,7 +57,8 @@ class Config:
         """Return a list of at least one positive whole number, each up to `most`."""
         value = self._value(field, None)
         if not isinstance(value, list) or not value:
-            raise self.error(field, f"must be a list of positive whole numbers, not {shorten(value)}")
+            given = "an empty list" if value == [] else shorten(value)
+            raise self.error(field, f"must be a list of positive whole numbers, not {given}")
         return tuple(self._counted(field, entry, most) for entry in cast("list[Any]", value))
 
     def side(self, field: str) -> int:

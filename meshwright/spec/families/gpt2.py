@@ -1,6 +1,6 @@
 """GPT-2 (also used for GPT-3 sizes): learned positions, layer norms, biases, tied output by default.
 
-Dropout fields are not read: training here never drops activations.
+Dropout fields are not read: dropout belongs to the job.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Swin: attention inside windows of an image's patches, in stages between which neighbours are merged.
 
-Dropout fields, and among them drop_path_rate, are not read: training here never drops activations.
+Dropout fields, and among them drop_path_rate, are not read: dropout belongs to the job.
 """
 
 from __future__ import annotations

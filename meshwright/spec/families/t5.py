@@ -1,7 +1,7 @@
 """T5: an encoder and a decoder of pre-norm blocks without biases, with learned biases for relative positions.
 
 Version 1.0 has a feed-forward part with ReLU and ties the output to the embedding; version 1.1 and Flan have a gated
-one and do neither tie nor scale. Dropout fields are not read: training here never drops activations.
+one and do neither tie nor scale. Dropout fields are not read: dropout belongs to the job.
 """
 
 from __future__ import annotations

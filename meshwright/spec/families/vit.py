@@ -1,6 +1,6 @@
 """ViT: pre-norm blocks over the patches of an image and a class token, which is classified.
 
-Dropout fields are not read: training here never drops activations.
+Dropout fields are not read: dropout belongs to the job.
 """
 
 from __future__ import annotations
