@@ -76,7 +76,7 @@ row may cut its batch into micro-batches (gradient accumulation without a pipeli
 without tensor cores, as the constants of the paper's artefact; A100: bf16 compute, fp32 states. Memory is what one
 device may use. BERT and T5-Large: 512 tokens (and 512 targets); T5-512/4: 512 and 4; ViT and Swin: 224 x 224 pixels;
 GPT-3: 2,048 tokens. `-` means that nothing fits or that the space has no plan. A star marks a search that its time
-limit ended.
+limit ended; where a smaller space then beat `full`, `full` was searched again with five times the limit.
 """
 
 
