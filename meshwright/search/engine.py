@@ -46,7 +46,34 @@ def _search(request: Request, progress: Progress | None, started: float) -> Foun
         outcome = _search_auto(request, progress)
     else:
         outcome = _sweep(request, _batch_sizes(request.job.global_batch_size), progress)
+    if isinstance(outcome, Found):
+        outcome = _or_of_less(request, outcome, started)
     return outcome if isinstance(outcome, Infeasible) else replace(outcome, search_s=time.perf_counter() - started)
+
+
+def _or_of_less(request: Request, found: Found, started: float) -> Found:
+    """Return `found`, or where it is not proved the plan of fewer strategies if that is better.
+
+    Without recomputation and hybrid sharding a search mostly ends with a proof, and its plans are plans of the whole
+    space. So a larger space is not worse than that one, whatever a cap of labels or the time left of it.
+    """
+    proof, space, batch = found.plan.proof, request.space, request.job.global_batch_size
+    left_s = request.time_limit_s - (time.perf_counter() - started)
+    fewer = replace(space, recompute=False, data_parallel=tuple(kind for kind in space.data_parallel if kind != "hsdp"))
+    is_larger = space.partition == "exact" and not space.uniform and fewer != space
+    is_unsure = proof is not None and proof.gap > 0 and found.stopped != "interrupt"
+    if proof is None or batch == "auto" or not (is_larger and is_unsure and left_s > 0 and request.num_runners_up):
+        return found
+    batches = _batch_sizes(batch)
+    other = _sweep(replace(request, space=fewer, time_limit_s=left_s), batches, None)
+    if isinstance(other, Infeasible) or _samples_per_s(other.plan) <= _samples_per_s(found.plan):
+        return found
+    plan = other.plan
+    lower_s = proof.lower_bound_s / found.plan.global_batch_size * plan.global_batch_size
+    assert plan.predicted is not None  # noqa: S101 the search predicts its plans
+    proved = _proof(request, plan, min(lower_s, plan.predicted.step_s))
+    runners_up = (found.plan.model_copy(update={"proof": None}), *found.runners_up)
+    return replace(found, plan=plan.model_copy(update={"proof": proved}), runners_up=runners_up)
 
 
 def refined(request: Request, plan: Plan) -> Plan:

@@ -276,10 +276,8 @@ class ModelSpec(Spec):
 
     def _check_lengths(self) -> None:
         positions = self.embedding.max_positions if isinstance(self.embedding, EmbeddingLayer) else 0
-        if positions and not 0 < self.max_seq_len <= positions:
-            raise ValueError(
-                f"max_seq_len ({self.max_seq_len}) must be 1 to {positions}, the embedding's max_positions"
-            )
+        if positions and self.max_seq_len > positions:
+            raise ValueError(f"max_seq_len ({self.max_seq_len}) is above the embedding's max_positions ({positions})")
         if self.max_seq_len and self.usual_seq_len > self.max_seq_len:
             raise ValueError(f"usual_seq_len ({self.usual_seq_len}) is above max_seq_len ({self.max_seq_len})")
         if self.fixed_seq_len and self.usual_seq_len not in (0, self.fixed_seq_len):

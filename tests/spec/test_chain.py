@@ -68,7 +68,7 @@ def test_widths_must_agree_also_with_repetition():
     ("name", "change", "message"),
     [
         ("tiny-vit", {"usual_seq_len": 5}, "not the 17 tokens of an image"),
-        ("bert-base", {"max_seq_len": 4000}, r"max_seq_len \(4000\) must be 1 to 512"),
+        ("bert-base", {"max_seq_len": 4000}, r"max_seq_len \(4000\) is above the embedding's max_positions \(512\)"),
         ("bert-base", {"usual_seq_len": 513}, "usual_seq_len .513. is above max_seq_len"),
         ("bert-base", {"name": "a\nb"}, "name must be printable"),
     ],
