@@ -27,6 +27,7 @@ from meshwright.runtime.groups import group_alone
 from meshwright.runtime.initialize import local_data
 from meshwright.runtime.split import TORCH_DTYPES, split_weights
 from meshwright.spec.base import Dtype
+from meshwright.spec.chain import takes
 from meshwright.spec.job import JobSpec
 from meshwright.spec.legality import why_illegal_tp
 from meshwright.spec.model import (
@@ -39,13 +40,9 @@ from meshwright.spec.model import (
     MergeLayer,
     ModelSpec,
     PatchEmbeddingLayer,
-    hands_on,
-    relative_table,
-    source_states,
 )
 from meshwright.spec.parameters import layer_parameters
 from meshwright.spec.profile import LayerSample
-from meshwright.spec.tensors import TensorSpec
 
 _MOST_COPIES = 2
 _SAMPLES_RATIO = 4
@@ -155,33 +152,16 @@ def layer_inputs(layer: LayerSpec, samples: int, job: JobSpec, device: torch.dev
             return (ids, numbers(layer.token_types, lengths.seq)) if layer.token_types else (ids,)
         case PatchEmbeddingLayer():
             return (torch.randn(samples, layer.num_channels, layer.image_size, layer.image_size, device=device),)
-        case BlockLayer() | CustomLayer():
-            return tuple(states(*tensor.resolve(lengths)) for tensor in _handed_to(layer))
-        case MergeLayer():
-            return (states(layer.grid**2, layer.hidden_size),)
+        case BlockLayer() | CustomLayer() | MergeLayer():
+            starts = isinstance(layer, BlockLayer) and starts_decoder(layer)
+            has_target = isinstance(layer, BlockLayer) and any(tensor.name == "target" for tensor in layer.carries)
+            handed = takes(layer, starts_decoder=starts, has_target=has_target)
+            return tuple(states(*tensor.resolve(lengths)) for tensor in handed)
         case HeadLayer():
             tokens = lengths.of(layer.length)
             return states(tokens, layer.hidden_size), numbers(layer.padded_vocab_size, tokens)
         case ClassifierLayer():
             return states(lengths.of(layer.length), layer.hidden_size), numbers(layer.num_classes)
-
-
-def _handed_to(layer: BlockLayer | CustomLayer) -> Iterator[TensorSpec]:
-    """Yield what comes to a block: its hidden states, and beside them what it would hand on or a stack ends with."""
-    if isinstance(layer, CustomLayer):
-        yield from hands_on(layer)
-        return
-    hidden, relative = layer.hidden_size, layer.attention.relative
-    own = TensorSpec(name="hidden", shape=(layer.length, hidden))
-    if starts_decoder(layer):
-        yield from (source_states(hidden), own)
-        return
-    yield own
-    if layer.cross_attention is not None:
-        yield source_states(hidden)
-    yield from (tensor for tensor in layer.carries if tensor.name == "target")
-    if relative is not None and not relative.owns_table:
-        yield relative_table(layer.attention)
 
 
 class _After(torch.autograd.Function):

@@ -5,7 +5,6 @@ More memory is never slower: where a search within its time finds no faster plan
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -35,16 +34,6 @@ class Point:
     gap: float | None
 
 
-def memory_curve(
-    request: Request, known: tuple[Plan, ...], *, num_budgets: int = NUM_BUDGETS, progress: Progress | None = None
-) -> tuple[Point, ...]:
-    """Return the best plan for each budget; empty when nothing fits a device.
-
-    `known` are plans that fit the request's own budget, which is one of them, and so is one with a GiB more.
-    """
-    return curve_until(request, known, math.inf, num_budgets=num_budgets, progress=progress)[0]
-
-
 def curve_until(
     request: Request,
     known: tuple[Plan, ...],
@@ -53,7 +42,11 @@ def curve_until(
     num_budgets: int = NUM_BUDGETS,
     progress: Progress | None = None,
 ) -> tuple[tuple[Point, ...], list[str]]:
-    """Return the curve as far as there is time `until` then, and in words what there was none for."""
+    """Return the best plan for each budget as far as there is time `until` then, and in words what there was none for.
+
+    Empty when nothing fits a device. `known` are plans that fit the request's own budget, which is one of the budgets,
+    and so is one with a GiB more.
+    """
     tell = progress or _nobody
     tell("searching for the least memory")
     own_bytes, most_bytes = request.budget.memory_bytes, request.cluster.device.memory_bytes

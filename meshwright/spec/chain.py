@@ -21,36 +21,36 @@ from meshwright.spec.tensors import Length, TensorSpec
 
 def why_broken(groups: Sequence[LayerGroup]) -> str | None:
     """Return why layers do not follow each other, the two groups first, or None."""
-    handed = {index: hands_on(group.layer) for index, group in enumerate(groups)}
     for index, group in enumerate(groups):
-        if group.num_layers > 1:
-            taken = tuple(_takes(group.layer, group.layer, handed[index]))
-            if reason := _differs(handed[index], taken):
-                return f"groups[{index}]: {group.layer.kind} cannot follow itself {group.num_layers} times: {reason}"
+        layer = group.layer
+        if group.num_layers > 1 and (reason := _differs(hands_on(layer), _taken_after(layer, layer))):
+            return f"groups[{index}]: {layer.kind} cannot follow itself {group.num_layers} times: {reason}"
     for (before, one), (after, other) in pairwise(enumerate(groups)):
-        taken = tuple(_takes(other.layer, one.layer, handed[before]))
-        if reason := _differs(handed[before], taken):
+        if reason := _differs(hands_on(one.layer), _taken_after(one.layer, other.layer)):
             return f"groups[{before}] ({one.layer.kind}) and groups[{after}] ({other.layer.kind}): {reason}"
     return None
 
 
-def _takes(layer: AnyLayer, before: AnyLayer, handed: tuple[TensorSpec, ...]) -> Iterator[TensorSpec]:
-    """Yield what `layer` takes after `before`, which hands on `handed`."""
+def takes(layer: AnyLayer, *, starts_decoder: bool, has_target: bool) -> Iterator[TensorSpec]:
+    """Yield what a layer after the first takes, hidden states first.
+
+    `starts_decoder`: what comes before are an encoder's states, which become the source, and the embedded targets.
+    `has_target`: embedded targets travel through an encoder's block.
+    """
     match layer:
         case MergeLayer():
             yield TensorSpec(name="hidden", shape=(layer.grid**2, layer.hidden_size))
         case CustomLayer():
             yield TensorSpec(name="hidden", shape=(layer.length, layer.hidden_size))
             yield from layer.carries
-        case BlockLayer() if layer.cross_attention is not None and not _is_decoder(before):
-            # The encoder's states become the source, and the embedded targets the hidden states.
+        case BlockLayer() if starts_decoder:
             yield TensorSpec(name="hidden", shape=("seq", layer.hidden_size))
             yield target_states(layer.hidden_size)
         case BlockLayer():
             yield TensorSpec(name="hidden", shape=(layer.length, layer.hidden_size))
             if layer.cross_attention is not None:
                 yield source_states(layer.hidden_size)
-            elif any(tensor.name == "target" for tensor in handed):
+            elif has_target:
                 yield target_states(layer.hidden_size)
             if layer.attention.relative is not None and not layer.attention.relative.owns_table:
                 yield relative_table(layer.attention)
@@ -58,8 +58,14 @@ def _takes(layer: AnyLayer, before: AnyLayer, handed: tuple[TensorSpec, ...]) ->
             yield TensorSpec(name="hidden", shape=(getattr(layer, "length", "seq"), layer.hidden_size))
 
 
-def _is_decoder(layer: AnyLayer) -> bool:
-    return getattr(layer, "cross_attention", None) is not None
+def _taken_after(before: AnyLayer, layer: AnyLayer) -> tuple[TensorSpec, ...]:
+    starts = _has_source(layer) and not _has_source(before)
+    has_target = any(tensor.name == "target" for tensor in hands_on(before))
+    return tuple(takes(layer, starts_decoder=starts, has_target=has_target))
+
+
+def _has_source(layer: AnyLayer) -> bool:
+    return isinstance(layer, BlockLayer) and layer.cross_attention is not None
 
 
 def _differs(handed: tuple[TensorSpec, ...], taken: tuple[TensorSpec, ...]) -> str | None:

@@ -13,7 +13,7 @@ import meshwright
 from meshwright import Found, Infeasible, Plan, UserError
 from meshwright.cost.predict import predict
 from meshwright.search import explain
-from meshwright.search.curve import NUM_BUDGETS, memory_curve
+from meshwright.search.curve import NUM_BUDGETS, curve_until
 from meshwright.search.engine import search
 from meshwright.search.fixes import with_memory
 from meshwright.search.wanted import parse_wanted
@@ -304,5 +304,5 @@ def test_what_is_not_the_prediction_of_the_plan_is_refused(change: Any, says: st
 def test_time_limits_are_kept_and_the_curve_rises_without_time():
     plan = planned("gpt2-8a100")
     request = replace(explain.request_of(plan), time_limit_s=0.1)
-    times = [step_s(point.plan) for point in memory_curve(request, (plan,))]
+    times = [step_s(point.plan) for point in curve_until(request, (plan,), math.inf)[0]]
     assert times == sorted(times, reverse=True)

@@ -19,7 +19,8 @@ from torch.nn import functional
 
 from meshwright.errors import UserError
 from meshwright.files import is_folder
-from meshwright.runtime.data.order import DEFAULT_HELD_OUT_FRACTION, Order, Split, split_items
+from meshwright.runtime.data.classes import ClassDataset
+from meshwright.runtime.data.order import DEFAULT_HELD_OUT_FRACTION, Split
 from meshwright.spec.model import PatchEmbeddingLayer
 
 DIGITS = "digits"
@@ -147,8 +148,8 @@ def open_images(sources: Sequence[str | Path]) -> Images:
     raise UserError(f"data: {' '.join(map(str, sources)) or 'nothing'} is not {_WAYS}")
 
 
-class ImageDataset:
-    """The samples of one split: a fixed random share of the pictures is held out."""
+class ImageDataset(ClassDataset):
+    """Pictures and their classes."""
 
     def __init__(
         self,
@@ -160,23 +161,14 @@ class ImageDataset:
         seed: int = 0,
         held_out_fraction: float = DEFAULT_HELD_OUT_FRACTION,
     ) -> None:
-        check_classes(images.labels, num_classes)
-        self.items = split_items(len(images.labels), split, held_out_fraction)
+        super().__init__(
+            images.labels, num_classes=num_classes, split=split, seed=seed, held_out_fraction=held_out_fraction
+        )
         self._images, self._layer = images, layer
-        self._order = Order(len(self.items), seed)
-
-    @property
-    def samples_per_epoch(self) -> int:
-        return self._order.num_items
-
-    @property
-    def labels(self) -> NDArray[np.int64]:
-        """The classes of the split's samples."""
-        return self._images.labels[self.items]
 
     def batch(self, start: int, count: int) -> tuple[Tensor, Tensor]:
         """Return images fp32 [count, channels, size, size] and classes int64 [count] of samples from `start` on."""
-        items = [int(self.items[self._order.find(start + row)[1]]) for row in range(count)]
+        items = self._taken(start, count)
         images = torch.stack([self._adapted(self._images.image(item)) for item in items])
         return images, torch.from_numpy(self._images.labels[items])
 
@@ -202,14 +194,6 @@ def adapt_channels(image: Tensor, num_channels: int) -> Tensor:
     if have == _COLOUR and num_channels == _GRAY:
         return torch.tensordot(image.new_tensor(_LUMINANCE), image, dims=1)[None]
     raise UserError(f"data: images of {have} channels cannot become the {num_channels} of the model")
-
-
-def check_classes(labels: NDArray[np.int64], num_classes: int) -> None:
-    """Raise UserError for labels that the model has no class for. Classes without a sample are fine."""
-    lowest, highest = int(labels.min()), int(labels.max())
-    if lowest < 0 or highest >= num_classes:
-        wrong = lowest if lowest < 0 else highest
-        raise UserError(f"data: label {wrong} is not one of the model's classes, 0 to {num_classes - 1} (num_labels)")
 
 
 def _digits() -> Images:

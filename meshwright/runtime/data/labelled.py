@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from meshwright.errors import UserError
 from meshwright.files import shorten
-from meshwright.runtime.data.images import check_classes
-from meshwright.runtime.data.order import DEFAULT_HELD_OUT_FRACTION, Order, Split, split_items
+from meshwright.runtime.data.classes import ClassDataset
+from meshwright.runtime.data.order import DEFAULT_HELD_OUT_FRACTION, Split
 from meshwright.runtime.data.sources import read_records, text_of
 from meshwright.runtime.data.tokenizer import Tokenizer
 
@@ -76,8 +76,8 @@ def _label_of(record: dict[str, Any], where: str, before: list[int | str]) -> in
     return label
 
 
-class TextClassDataset:
-    """The samples of one split: a fixed random share of the texts is held out.
+class TextClassDataset(ClassDataset):
+    """Texts and their classes.
 
     A sample begins with the tokenizer's start token and ends with its separator, where it has them.
     """
@@ -93,26 +93,17 @@ class TextClassDataset:
         seed: int = 0,
         held_out_fraction: float = DEFAULT_HELD_OUT_FRACTION,
     ) -> None:
-        check_classes(texts.labels, num_classes)
-        self.items = split_items(len(texts.texts), split, held_out_fraction)
+        super().__init__(
+            texts.labels, num_classes=num_classes, split=split, seed=seed, held_out_fraction=held_out_fraction
+        )
         self._texts, self._tokenizer, self._seq_len = texts, tokenizer, seq_len
         self._start = _tokens(tokenizer.id_of(*START_NAMES))
         self._end = _tokens(tokenizer.id_of(*END_NAMES))
         self._pad = tokenizer.id_of(*PAD_NAMES) or 0
-        self._order = Order(len(self.items), seed)
-
-    @property
-    def samples_per_epoch(self) -> int:
-        return self._order.num_items
-
-    @property
-    def labels(self) -> NDArray[np.int64]:
-        """The classes of the split's samples."""
-        return self._texts.labels[self.items]
 
     def batch(self, start: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return ids int64 [count, seq_len] and classes int64 [count] of samples from `start` on."""
-        items = [int(self.items[self._order.find(start + row)[1]]) for row in range(count)]
+        items = self._taken(start, count)
         ids = np.full((count, self._seq_len), self._pad, np.int64)
         for row, item in enumerate(items):
             tokens = [*self._start, *self._tokenizer.encode(self._texts.texts[item]).tolist()]
