@@ -238,14 +238,27 @@ def _least_transient(transients: Ints) -> int:
     return int(transients.min(axis=1).max(initial=0))
 
 
-def solve_fitting(problem: LayerProblem, transients: Ints, freed: Ints, limit: int = FAR) -> NDArray[np.intp] | None:
-    """Return the best strategies with time <= limit whose peak is within the budget."""
+@dataclass(slots=True)
+class Hint:
+    """The weights of layers (peaks.py) that bounded the last of a series of like problems; None: the usual ones."""
+
+    weights: Floats | None = None
+
+
+def solve_fitting(
+    problem: LayerProblem, transients: Ints, freed: Ints, limit: int = FAR, hint: Hint | None = None
+) -> NDArray[np.intp] | None:
+    """Return the best strategies with time <= limit whose peak is within the budget.
+
+    A `hint` that like problems share saves work where much is freed; the answer is the same.
+    """
     if not freed.any():
         return solve_intervals(problem, transients, limit)
     allowed = problem.time < FAR
     memory, transients, freed = (np.where(allowed, part, 0) for part in (problem.memory, transients, freed))
     peaks = Peaks(memory=memory, transient=transients, freed=freed)
-    weights, least = np.eye(len(allowed))[-1], 0
+    hint = Hint() if hint is None else hint
+    weights, least = np.eye(len(allowed))[-1] if hint.weights is None else hint.weights, 0
     relaxed = _seen(problem, peaks, weights)
     for left in range(_RELAXATIONS, 0, -1):
         found = _solve_additive(relaxed, limit)
@@ -255,10 +268,11 @@ def solve_fitting(problem: LayerProblem, transients: Ints, freed: Ints, limit: i
         if peak <= problem.budget:
             return found[1]
         least = max(least, found[0])
-        sharper = _sharper(problem, peaks, weights, critical) if left > 1 else None
+        sharper = _sharper(problem, peaks, weights, critical, limit) if left > 1 else None
         if sharper is None:
             break
-        weights, relaxed = sharper, _seen(problem, peaks, sharper)
+        weights = hint.weights = sharper
+        relaxed = _seen(problem, peaks, weights)
     found = _solve_additive(replace(relaxed, peaks=peaks, weights=weights), limit, least)
     return None if found is None else found[1]
 
@@ -268,16 +282,18 @@ def _seen(problem: LayerProblem, peaks: Peaks, weights: Floats) -> LayerProblem:
     return replace(problem, memory=np.where(problem.time < FAR, peaks.seen(weights), FAR))
 
 
-def _sharper(problem: LayerProblem, peaks: Peaks, weights: Floats, critical: int) -> Floats | None:
-    """Return weights that count `critical` more and bound clearly better; None: none do."""
+def _sharper(problem: LayerProblem, peaks: Peaks, weights: Floats, critical: int, limit: int) -> Floats | None:
+    """Return weights that count `critical` more and bound clearly better, the first beyond `limit`; None: none do."""
     known, count = relax(_seen(problem, peaks, weights)), len(weights)
     best, sharper = (FAR if known is None else known.lower * (1 + _WORTH)), None
     for target in (np.eye(count)[critical], np.full(count, 1 / count)):
         for share in _SHARES:
             mixed = (1 - share) * weights + share * target
             relaxed = relax(_seen(problem, peaks, mixed))
-            if relaxed is None or relaxed.lower > best:
-                best, sharper = (FAR if relaxed is None else relaxed.lower), mixed
+            if relaxed is None or relaxed.lower > limit * (1 + SLACK) + 1:
+                return mixed
+            if relaxed.lower > best:
+                best, sharper = relaxed.lower, mixed
     return sharper
 
 

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from meshwright.search.labels import FAR, SLACK, Floats, Ints, Switch, group_switch
 from meshwright.search.layers import (
+    Hint,
     OutOfTime,
     least_multiplier,
     relaxed_bound,
@@ -50,13 +51,13 @@ def solve_one_stage(exact: Exact, best: Best, deadline: float) -> int:
     """Solve P = 1 exactly; return the optimum, FAR when nothing fits, or a bound when `deadline` came first."""
     free = _free_problem(exact, deadline)
     parts = sorted(_parts(exact, free), key=lambda part: (part.bound, part.tied, part.low))
-    lower = best.ticks
+    lower, hint = best.ticks, Hint()
     for number, part in enumerate(parts):
         if part.bound > best.ticks:
             break
         if time.perf_counter() > deadline:
             return min(lower, *(rest.bound for rest in parts[number:]), best.ticks)
-        found = _solve(_restricted(exact, free, part), np.maximum(exact.transient, part.low), exact.freed, best)
+        found = _solve(_restricted(exact, free, part), np.maximum(exact.transient, part.low), exact.freed, best, hint)
         lower = min(lower, max(found, part.bound) if found < best.ticks else best.ticks)
     return min(lower, best.ticks)
 
@@ -79,11 +80,11 @@ class _Part:
     bound: int
 
 
-def _solve(problem: LayerProblem, transient: Ints, freed: Ints, best: Best) -> int:
+def _solve(problem: LayerProblem, transient: Ints, freed: Ints, best: Best, hint: Hint) -> int:
     """Improve `best`; return the optimum or what is to be beaten, whichever is less, or a bound at the deadline."""
     transients = np.where(problem.time < FAR, transient, FAR)
     try:
-        plan = solve_fitting(problem, transients, freed, best.ticks)
+        plan = solve_fitting(problem, transients, freed, best.ticks, hint)
     except OutOfTime:
         return min(relaxed_bound(problem, transients, freed), best.ticks)
     if plan is not None:

@@ -19,13 +19,14 @@ import math
 import time
 from collections import Counter
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.search.bound import H0, H1, H2, B, C, F, G, Pipe, exact_values, slopes
 from meshwright.search.labels import FAR, SLACK, Floats, Ints, Switch, pareto_rows, present
-from meshwright.search.layers import OutOfTime, solve_fitting
+from meshwright.search.layers import Hint, OutOfTime, solve_fitting
 from meshwright.search.peaks import Peaks
 from meshwright.search.problem import Exact
 from meshwright.search.relaxation import LayerProblem, plan_sums, prefix_sums
@@ -70,6 +71,7 @@ class Cell:
     reach: int = 0  # rows hold every choice with a key up to this
     plan: NDArray[np.intp] | None = None  # the choice with the least key
     problem: LayerProblem | None = None
+    cheapest: dict[tuple[int, ...], NDArray[np.intp] | None] = field(default_factory=dict[tuple[int, ...], Any])
     step_factor: float = field(default=5e-4)
 
 
@@ -104,6 +106,7 @@ class Table:
         self._weighted_moves: dict[tuple[int, int], Floats] = {}
         self._moments: dict[tuple[int, int], tuple[int, int]] = {}
         self._grids: dict[int, Floats] = {}
+        self._hints: dict[tuple[int, int], Hint] = {}  # [stage, number of layers]
         problem = exact.source
         self.last_layer, self.last_stage = problem.num_layers - 1, problem.num_stages - 1
         self.switches = tuple(self._switch_tables())
@@ -326,11 +329,17 @@ class Table:
             deadline=self.last_moment,
         )
 
-    def cheapest(self, cell: Cell, problem: LayerProblem) -> NDArray[np.intp] | None:
-        """Return the cell's best choice by the times of `problem`."""
-        span = slice(cell.start, cell.end)
-        transient = np.where(problem.time < FAR, self.exact.transient[span], FAR)
-        return solve_fitting(problem, transient, self.exact.freed[span])
+    def cheapest(
+        self, cell: Cell, tied: int, weights: tuple[int, int], before: int = -1, after: int = -1
+    ) -> NDArray[np.intp] | None:
+        """Return the cell's best choice by the times of `layer_problem`; equal questions are answered once."""
+        key = (*weights, before, after)
+        if key not in cell.cheapest:
+            problem, span = self.layer_problem(cell, tied, weights, before, after), slice(cell.start, cell.end)
+            transient = np.where(problem.time < FAR, self.exact.transient[span], FAR)
+            hint = self._hints.setdefault((cell.stage, cell.end - cell.start), Hint())
+            cell.cheapest[key] = solve_fitting(problem, transient, self.exact.freed[span], hint=hint)
+        return cell.cheapest[key]
 
     def _peaks(self, cell: Cell, problem: LayerProblem) -> Peaks:
         """Return what the peak of the cell's choices depends on beside their memory."""
@@ -387,7 +396,7 @@ class Table:
     def _support(self, cell: Cell, tied: int, weight: int) -> Ints:
         """Find the least weight * C + g exactly; keep its choice as a row and return it."""
         problem = self.layer_problem(cell, tied, (weight, 1))
-        plan = present(self.cheapest(cell, problem))
+        plan = present(self.cheapest(cell, tied, (weight, 1)))
         cell.supports[weight] = plan_sums(problem, plan)[0] + self.once(cell.stage, tied)
         self._keep_row(cell, plan, tied)
         return self.row_of(cell, plan, tied)
@@ -403,7 +412,7 @@ class Table:
 
     def _settle_key(self, cell: Cell, tied: int) -> bool:
         problem = self.layer_problem(cell, tied, cell.key_weights)
-        plan = self.cheapest(cell, problem)
+        plan = self.cheapest(cell, tied, cell.key_weights)
         if plan is None:
             return False
         cell.plan, cell.solved, cell.problem = plan, True, problem

@@ -558,9 +558,7 @@ def _improve(table: Table, part: _Part, stage: int, weights: tuple[int, int], he
     layout = table.exact.layout
     before = int(layout[strategies[start - 1]]) if start else -1
     after = int(layout[strategies[end]]) if end < len(strategies) else -1
-    moved = replace(cell, start=start, end=end)
-    layers = table.layer_problem(moved, part.tied, weights if any(weights) else cell.key_weights, before, after)
-    chosen = table.cheapest(moved, layers)
+    chosen = table.cheapest(cell, part.tied, weights if any(weights) else cell.key_weights, before, after)
     if chosen is not None:
         changed = (*strategies[:start], *(int(s) for s in chosen), *strategies[end:])
         if changed != strategies:
