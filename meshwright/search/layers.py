@@ -28,7 +28,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from meshwright.search.additive import Additive, Labels, most_weighted, switched
+from meshwright.search.additive import Additive, Labels, switched
 from meshwright.search.labels import (
     FAR,
     Floats,
@@ -41,6 +41,7 @@ from meshwright.search.labels import (
     to_ints,
 )
 from meshwright.search.peaks import Peaks, highest, near_undominated, undominated
+from meshwright.search.pruning import Guides, completable, guides_of, reduced, with_room_for_moments
 from meshwright.search.relaxation import (
     SLACK,
     LayerProblem,
@@ -76,9 +77,6 @@ class Frontier:
     time_s: Floats
     memory_bytes: Floats
     error: float
-
-
-Guides = tuple[tuple[Floats, Sums], ...]  # V of peaks.py by layer, and least sums of the layers before
 
 
 class OutOfTime(Exception):
@@ -259,7 +257,7 @@ def solve_fitting(
     peaks = Peaks(memory=memory, transient=transients, freed=freed)
     hint = Hint() if hint is None else hint
     weights, least = np.eye(len(allowed))[-1] if hint.weights is None else hint.weights, 0
-    relaxed = _seen(problem, peaks, weights)
+    relaxed = seen(problem, peaks, weights)
     for left in range(_RELAXATIONS, 0, -1):
         found = _solve_additive(relaxed, limit)
         if found is None:
@@ -272,24 +270,24 @@ def solve_fitting(
         if sharper is None:
             break
         weights = hint.weights = sharper
-        relaxed = _seen(problem, peaks, weights)
+        relaxed = seen(problem, peaks, weights)
     found = _solve_additive(replace(relaxed, peaks=peaks, weights=weights), limit, least)
     return None if found is None else found[1]
 
 
-def _seen(problem: LayerProblem, peaks: Peaks, weights: Floats) -> LayerProblem:
+def seen(problem: LayerProblem, peaks: Peaks, weights: Floats) -> LayerProblem:
     """Return the relaxation with these weights of layers."""
     return replace(problem, memory=np.where(problem.time < FAR, peaks.seen(weights), FAR))
 
 
 def _sharper(problem: LayerProblem, peaks: Peaks, weights: Floats, critical: int, limit: int) -> Floats | None:
     """Return weights that count `critical` more and bound clearly better, the first beyond `limit`; None: none do."""
-    known, count = relax(_seen(problem, peaks, weights)), len(weights)
+    known, count = relax(seen(problem, peaks, weights)), len(weights)
     best, sharper = (FAR if known is None else known.lower * (1 + _WORTH)), None
     for target in (np.eye(count)[critical], np.full(count, 1 / count)):
         for share in _SHARES:
             mixed = (1 - share) * weights + share * target
-            relaxed = relax(_seen(problem, peaks, mixed))
+            relaxed = relax(seen(problem, peaks, mixed))
             if relaxed is None or relaxed.lower > limit * (1 + SLACK) + 1:
                 return mixed
             if relaxed.lower > best:
@@ -385,39 +383,16 @@ def _solve_useful(problem: LayerProblem, limit: int, least: int) -> tuple[int, N
         threshold = min(upper, int(lower + gap) + 1)
         if upper - threshold < (_NEAR if problem.peaks is None else 1) * gap:  # the plan in hand: no second pass
             threshold = upper
-        reduced, sums = _reduced(problem, before, through, threshold), before
+        smaller, sums = reduced(problem, before, through, threshold), before
         if problem.peaks is not None:
-            reduced = _with_room_for_moments(reduced, problem.peaks, before, threshold)
-            sums = prefix_sums(reduced, before.multipliers)
-        labels = _all_labels(reduced, sums, threshold)
+            smaller = with_room_for_moments(smaller, problem.peaks, before, threshold)
+            sums = prefix_sums(smaller, before.multipliers)
+        labels = _all_labels(smaller, sums, threshold)
         if len(labels[0].time):
             return int(labels[0].time.min()), _read_plan(problem, labels)
         if threshold >= upper:
             return None
         gap *= 4 if problem.peaks is None else 2  # labels with peaks grow faster
-
-
-def _reduced(problem: LayerProblem, before: Sums, through: Floats, threshold: int) -> LayerProblem:
-    """Forbid the choices that no plan within threshold and budget contains (reduced-cost fixing)."""
-    room = most_weighted(problem, before, threshold) + before.multipliers * float(problem.budget)
-    keep = (through[:-1] <= room[:, None, None]).all(axis=0)
-    keep &= through[-1] <= problem.budget + SLACK * abs(problem.budget)
-    return replace(problem, time=np.where(keep, problem.time, FAR), memory=np.where(keep, problem.memory, FAR))
-
-
-def _with_room_for_moments(problem: LayerProblem, peaks: Peaks, before: Sums, threshold: int) -> LayerProblem:
-    """Forbid the choices that no plan within threshold and budget contains, each being what the peak falls on."""
-    lam = before.multipliers
-    own = np.append(lam, 1.0)[:, None, None] * (peaks.transient + peaks.freed).astype(float)
-    later = np.where(problem.time < FAR, peaks.memory - peaks.freed, FAR)
-    front = prefix_sums(_plain(problem, peaks), lam)
-    back = suffix_sums(replace(problem, memory=later, peaks=None), lam)
-    return _reduced(problem, before, front.value + back.value + own, threshold)
-
-
-def _plain(problem: LayerProblem, peaks: Peaks) -> LayerProblem:
-    """Return the problem with sums of m alone."""
-    return replace(problem, memory=np.where(problem.time < FAR, peaks.memory, FAR), peaks=None)
 
 
 def _all_labels(problem: LayerProblem, before: Sums, threshold: int) -> list[Labels]:
@@ -426,7 +401,7 @@ def _all_labels(problem: LayerProblem, before: Sums, threshold: int) -> list[Lab
     num_choices = np.count_nonzero(problem.time < FAR, axis=1).tolist()
     if problem.peaks is not None:
         problem = replace(problem, peaks=problem.peaks.within(problem.time < FAR))
-    guides = _guides(problem, before)
+    guides = guides_of(problem, before)
     additive = Additive(problem, before, threshold) if problem.peaks is None else None
     labels = [_kept(problem, guides, threshold, num_layers - 1, _last_labels(problem))]
     for layer in range(num_layers - 2, -1, -1):
@@ -442,44 +417,16 @@ def _all_labels(problem: LayerProblem, before: Sums, threshold: int) -> list[Lab
     return labels[::-1]
 
 
-def _guides(problem: LayerProblem, before: Sums) -> Guides:
-    """Return what labels are pruned by: the problem's own relaxation, and with peaks that of their sum of m as well."""
-    if problem.peaks is None or problem.weights is None:
-        return ((np.ones(len(problem.time)), before),)
-    counted = np.cumsum(problem.weights[::-1])[::-1]
-    plain = prefix_sums(_plain(problem, problem.peaks), before.multipliers)
-    return (counted, before), (np.ones(len(counted)), plain)
-
-
 def _extended(problem: LayerProblem, guides: Guides, threshold: int, layer: int, later: Labels) -> Labels:
     """Put every choice of layer `layer` before every label of layer + 1; drop as `_kept` does."""
     here = np.flatnonzero(problem.time[layer] < FAR)
     time = switched(problem, layer + 1)[here[:, None], later.strategy] + problem.time[layer, here][:, None] + later.time
     memory, base = _put_before(problem, layer, here[:, None], later.memory, later.base)
     labels = Labels(strategy=here[:, None], time=time, memory=memory, base=base)
-    choice, at = np.nonzero(_completable(problem, guides, threshold, layer, labels))
+    choice, at = np.nonzero(completable(problem, guides, threshold, layer, labels))
     base = None if base is None else base[choice, at]
     labels = Labels(strategy=here[choice], time=time[choice, at], memory=memory[choice, at], base=base)
     return _best(problem, layer, labels)
-
-
-def _completable(
-    problem: LayerProblem, guides: Guides, threshold: int, layer: int, labels: Labels
-) -> NDArray[np.bool_]:
-    """Return which labels some layers before them may complete within budget and threshold."""
-    keep = np.ones(labels.time.shape, bool)
-    for counted, before in guides:
-        share = float(counted[layer])
-        used = labels.memory if labels.base is None else share * labels.memory + (1 - share) * labels.base
-        rest = before.value[:, layer, labels.strategy]
-        room = most_weighted(problem, before, threshold)
-        keep &= used + rest[-1] <= problem.budget + SLACK * abs(problem.budget)
-        over = used - float(problem.budget)
-        for number, multiplier in enumerate(before.multipliers.tolist()):
-            keep &= labels.time + multiplier * over <= room[number] - rest[number]
-    if layer == 0:  # complete: integers decide
-        keep &= (labels.memory <= problem.budget) & (labels.time <= threshold)
-    return keep
 
 
 def _put_before(
@@ -502,7 +449,7 @@ def _last_labels(problem: LayerProblem) -> Labels:
 
 def _kept(problem: LayerProblem, guides: Guides, threshold: int, layer: int, labels: Labels) -> Labels:
     """Drop the labels that no prefix can complete, then the dominated ones."""
-    kept = np.flatnonzero(_completable(problem, guides, threshold, layer, labels))
+    kept = np.flatnonzero(completable(problem, guides, threshold, layer, labels))
     return _best(problem, layer, labels.take(kept))
 
 
@@ -572,7 +519,7 @@ def _frontier_points(problem: LayerProblem, transients: Ints, top: int, epsilon:
     limited = _limited(problem, transients, top, top)
     num_layers = len(problem.time)
     before = prefix_sums(limited, np.zeros(1))
-    guides = _guides(limited, before)
+    guides = guides_of(limited, before)
     labels = _kept(limited, guides, FAR, num_layers - 1, _last_labels(limited))
     for layer in range(num_layers - 2, -1, -1):
         labels = _thinned(labels, epsilon / num_layers)

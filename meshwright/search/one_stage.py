@@ -47,30 +47,37 @@ class Best:
         return self.ticks < FAR
 
 
-def solve_one_stage(exact: Exact, best: Best, deadline: float) -> int:
-    """Solve P = 1 exactly; return the optimum, FAR when nothing fits, or a bound when `deadline` came first."""
+def solve_one_stage(exact: Exact, best: Best, deadline: float, decided: set[Part]) -> int:
+    """Solve P = 1 exactly; return the optimum, FAR when nothing fits, or a bound when `deadline` came first.
+
+    Parts that are `decided` hold nothing better than `best`; it grows.
+    """
     free = _free_problem(exact, deadline)
     parts = sorted(_parts(exact, free), key=lambda part: (part.bound, part.tied, part.low))
     lower, hint = best.ticks, Hint()
     for number, part in enumerate(parts):
         if part.bound > best.ticks:
             break
+        if part in decided:
+            continue
         if time.perf_counter() > deadline:
-            return min(lower, *(rest.bound for rest in parts[number:]), best.ticks)
+            return min(lower, *(rest.bound for rest in parts[number:] if rest not in decided), best.ticks)
         found = _solve(_restricted(exact, free, part), np.maximum(exact.transient, part.low), exact.freed, best, hint)
+        if found >= best.ticks:
+            decided.add(part)
         lower = min(lower, max(found, part.bound) if found < best.ticks else best.ticks)
     return min(lower, best.ticks)
 
 
 def good_one_stage(exact: Exact, tied: int) -> Plan | None:
     """Return a fast plan with `tied` at both ends (-1: free), by little work and without a proof; None: none found."""
-    problem = _restricted(exact, _free_problem(exact, math.inf), _Part(tied=tied, low=0, high=FAR, bound=0))
+    problem = _restricted(exact, _free_problem(exact, math.inf), Part(tied=tied, low=0, high=FAR, bound=0))
     plan = good_fitting(problem, np.where(problem.time < FAR, exact.transient, FAR), exact.freed)
     return None if plan is None else ((0, len(plan)), tuple(int(s) for s in plan))
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Part:
+class Part:
     """The plans with `tied` at both ends (-1: any) and, where nothing is freed, a largest transient between them of
     `low` to `high`."""
 
@@ -117,7 +124,7 @@ def _free_problem(exact: Exact, deadline: float) -> LayerProblem:
     )
 
 
-def _restricted(exact: Exact, free: LayerProblem, part: _Part) -> LayerProblem:
+def _restricted(exact: Exact, free: LayerProblem, part: Part) -> LayerProblem:
     """Return the problem of a part."""
     allowed = (free.time < FAR) & (exact.transient <= part.high)
     for end in (0, -1):
@@ -153,7 +160,7 @@ def _ties(exact: Exact, free: LayerProblem) -> NDArray[np.intp]:
     return both[np.array(keep, bool)]
 
 
-def _parts(exact: Exact, free: LayerProblem) -> Iterator[_Part]:
+def _parts(exact: Exact, free: LayerProblem) -> Iterator[Part]:
     """Yield the parts in which something may fit, with their bounds."""
     is_tied = exact.source.tied
     ties = _ties(exact, free) if is_tied else np.array([-1])
@@ -177,7 +184,7 @@ def _parts(exact: Exact, free: LayerProblem) -> Iterator[_Part]:
             value = np.where(fits, link.through(ties), 0.0) - link.weights[1] * room
             bounds = np.maximum(bounds, value - (np.abs(value) + link.weights[1] * np.abs(room)) * SLACK - 1)
         for tied, bound in zip(ties[fits].tolist(), np.floor(bounds[fits]).astype(np.int64).tolist(), strict=True):
-            yield _Part(tied=tied, low=low, high=high, bound=bound)
+            yield Part(tied=tied, low=low, high=high, bound=bound)
 
 
 def _weights(multiplier: float) -> list[tuple[float, float]]:

@@ -258,13 +258,15 @@ def all_below(table: Table, cells: Cells, limit: int, cap: int) -> Leaves | None
                 )
                 ended = ways.labels[:, 3] + up_f[stage][start]
                 below = np.maximum(ended, ways.labels[:, 2] + up_c[stage][start]) < limit
-                here[start, layout] = ways.take(np.flatnonzero(below))
-                total += int(below.sum())
+                here[start, layout] = _less_tails(ways.take(np.flatnonzero(below)))
+                total += len(here[start, layout].labels)
                 if total > cap:
                     return None
         later = here
+    none = np.zeros((0, num_stages), np.intp)
+    nothing = Leaves(values=np.zeros((0, 3, num_stages), np.int64), boundaries=none, rows=none, tails=[])
     whole = later.get((0, ANY))
-    return None if whole is None else _leaves(cells, whole)
+    return nothing if whole is None else _leaves(cells, whole)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -276,6 +278,17 @@ class _Ways:
 
     def take(self, at: NDArray[np.intp]) -> _Ways:
         return _Ways(labels=self.labels[at], values=self.values[at], cuts=self.cuts[at], rows=self.rows[at])
+
+
+def _less_tails(ways: _Ways) -> _Ways:
+    """Drop the ways with tails that another such way of the same place beats: where it cannot be, they cannot.
+
+    A way without tails stands for one plan, and the simulation decides: those all stay.
+    """
+    has_tail = (ways.rows < 0).any(axis=1)
+    open_ways = np.flatnonzero(has_tail)
+    kept = [np.flatnonzero(~has_tail), open_ways[pareto_rows(ways.labels[open_ways])]]
+    return ways.take(np.concatenate(kept))
 
 
 def _ways(

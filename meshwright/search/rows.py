@@ -18,38 +18,25 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.search.bound import H0, H1, H2, B, C, F, G, Pipe, exact_values, slopes
-from meshwright.search.labels import FAR, SLACK, Floats, Ints, Switch, pareto_rows, present
-from meshwright.search.layers import Hint, OutOfTime, solve_fitting
+from meshwright.search.enumeration import Rows, Span, TooManyLabels, empty_rows, joined, rows_below
+from meshwright.search.labels import FAR, SLACK, Floats, Ints, Switch, present
+from meshwright.search.layers import Hint, OutOfTime, seen, solve_fitting
 from meshwright.search.peaks import Peaks
 from meshwright.search.problem import Exact
-from meshwright.search.relaxation import LayerProblem, plan_sums, prefix_sums
+from meshwright.search.relaxation import LayerProblem, plan_sums
 
-_MAX_CANDIDATES = 150_000  # labels before dominance
-_MAX_LABELS = 6_000  # labels after dominance
 _FACETS = 8
 _FEW_PLANS = 20_000  # so many choices are enumerated at once
+_WIDER, _WIDEST = 8, 8  # times the caps: the next ones, and the last
+_GROWTH, _SHRUNK = 4, 1 / 8  # of the steps by which a tail is raised: the next one, and instead of one that is too far
 _GRID = np.concatenate([[0.0], 2.0 ** np.arange(-6, 5.0)])  # multipliers, in units of time spread / memory spread
-
-
-class TooManyLabels(Exception):
-    """A cell has more rows than the cap; its tail stays."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Rows:
-    """Rows of a cell."""
-
-    values: Ints  # [row, 3] F, B, g
-    entry: NDArray[np.intp]  # [row] layout of the first layer
-    exit: NDArray[np.intp]  # [row] layout of the last layer
-    plans: NDArray[np.intp]  # [row, layer]
 
 
 @dataclass(kw_only=True)
@@ -73,22 +60,7 @@ class Cell:
     problem: LayerProblem | None = None
     cheapest: dict[tuple[int, ...], NDArray[np.intp] | None] = field(default_factory=dict[tuple[int, ...], Any])
     step_factor: float = field(default=5e-4)
-
-
-def empty_rows(length: int) -> Rows:
-    """Return no rows of `length` layers."""
-    none = np.zeros(0, np.intp)
-    return Rows(values=np.zeros((0, 3), np.int64), entry=none, exit=none, plans=np.zeros((0, length), np.intp))
-
-
-def joined(one: Rows, two: Rows) -> Rows:
-    """Return the rows of both."""
-    return Rows(
-        values=np.concatenate([one.values, two.values]),
-        entry=np.concatenate([one.entry, two.entry]),
-        exit=np.concatenate([one.exit, two.exit]),
-        plans=np.concatenate([one.plans, two.plans]),
-    )
+    step_growth: int = field(default=_GROWTH)
 
 
 class Table:
@@ -100,6 +72,7 @@ class Table:
         OutOfTime is raised when a cell is to be made or settled after the `last_moment`.
         """
         self.exact, self.pipe, self.deadline, self.last_moment = exact, pipe, deadline, last_moment
+        self.room, self.is_capped = 1, False  # times the caps; whether one of them has ended something
         self._cells: dict[tuple[int, ...], Cell | None] = {}
         self._chains: dict[tuple[int, ...], Floats] = {}
         self._links: dict[tuple[int, int, int, bool], Floats] = {}
@@ -155,6 +128,21 @@ class Table:
         """Return [2, layout handed in, layout of layer `start`]: what the receiver pays."""
         exact = self.exact
         return exact.border[:, start - 1][:, :, None] + exact.enter[:, start]
+
+    @property
+    def can_widen(self) -> bool:
+        """Return whether larger caps may be tried."""
+        return self.room < _WIDEST
+
+    def resume(self, deadline: float, last_moment: float) -> None:
+        """Go on later, with larger caps where one of them was in the way."""
+        self.deadline, self.last_moment = deadline, last_moment
+        if self.is_capped and self.can_widen:
+            self.room *= _WIDER
+        self.is_capped = False
+        for cell in self._cells.values():
+            if cell is not None and cell.stuck:
+                cell.stuck, cell.step_growth = False, _GROWTH
 
     def drop(self, cell: Cell) -> None:
         """Forget a cell of which nothing fits after all."""
@@ -425,14 +413,22 @@ class Table:
         """Add all rows up to a higher key; False (and stuck) when there are too many."""
         allowed = [int(self.allowed(layer, tied).sum()) for layer in range(cell.start, cell.end)]
         few = float(np.prod(np.array(allowed, float))) <= _FEW_PLANS
-        limit = FAR if few else int(cell.reach + 1 + max(1.0, abs(cell.reach) * cell.step_factor))
-        try:
-            found, complete = self._enumerate(cell, tied, limit)
-        except TooManyLabels:
+        for share in (1.0, _SHRUNK) if cell.step_growth > 1 else (1.0,):
+            step = max(1.0, abs(cell.reach) * cell.step_factor * share)
+            limit = FAR if few else int(cell.reach + 1 + step)
+            try:
+                found, complete = self._rows_below(cell, tied, limit)
+            except TooManyLabels:
+                continue
+            break
+        else:
             cell.stuck = True
+            self.is_capped |= time.perf_counter() <= self.deadline
             return False
+        if share < 1:
+            cell.step_factor, cell.step_growth = cell.step_factor * share, 1
         cell.rows = found if few or complete else joined(found, cell.extra)
-        cell.step_factor *= 4
+        cell.step_factor *= cell.step_growth
         if few or complete:
             cell.tail, cell.facets = None, cell.facets[:0]
         else:
@@ -447,77 +443,22 @@ class Table:
         _raise_columns(self.pipe, cell.stage, tail)
         cell.tail, cell.facets = tail, facets_of(self.pipe, cell.stage, tail, cell.supports)
 
-    def _enumerate(self, cell: Cell, tied: int, limit: int) -> tuple[Rows, bool]:
-        """Return the rows with a key <= limit, and whether no label was dropped for the limit."""
-        problem = present(cell.problem)
-        exact = self.exact
-        once = cell.key_weights[1] * self.once(cell.stage, tied)
+    def _rows_below(self, cell: Cell, tied: int, limit: int) -> tuple[Rows, bool]:
+        """Return the rows with a key <= limit, and whether that are all there are."""
+        problem, count = present(cell.problem), cell.end - cell.start
+        known = self._hints.get((cell.stage, count), Hint()).weights
+        weights = np.eye(count)[-1] if known is None else known
         peaks = self._peaks(cell, problem)
-        spread = float(self._grid(cell.stage)[cell.key, 7])
-        before = prefix_sums(problem, np.array([0.0, spread / 4, spread]))
-        labels = np.zeros((1, 5), np.int64)  # F, B, g, P, b
-        first, last = np.full(1, -1), np.full(1, -1)
-        arrows: list[tuple[NDArray[np.intp], NDArray[np.intp]]] = []
-        complete = True
-        for at in range(cell.end - cell.start - 1, -1, -1):
-            strategies = np.flatnonzero(problem.time[at] < FAR)
-            if len(labels) * len(strategies) > 4 * _MAX_CANDIDATES or time.perf_counter() > self.deadline:
-                raise TooManyLabels
-            parent, chosen = (grid.ravel() for grid in np.meshgrid(np.arange(len(labels)), strategies, indexing="ij"))
-            values = self._extended(cell, at, labels[parent], first[parent], chosen)
-            peak, base = values[:, 3], values[:, 4]
-            values[:, 3], values[:, 4] = peaks.put_before(at, chosen, peak, base)
-            key = cell.key_weights[0] * (values[:, 0] + values[:, 1]) + cell.key_weights[1] * values[:, 2] + once
-            memory, room = values[:, 3].astype(float), problem.budget
-            # The multipliers' bound on the key of any completion; the first of them, 0, ignores memory.
-            total = (key + before.value[:-1, at, chosen]) + before.multipliers[:, None] * (memory - room)
-            if at == 0:  # what is received is part of the key, but not of the rows
-                total = total + (problem.time[0, chosen] - self._own_key(cell, chosen))
-            shave = SLACK * (np.abs(total).max(initial=0) + before.multipliers.max() * abs(room)) + 1
-            within = (total <= limit + shave).all(axis=0)
-            fits = memory + before.value[-1, at, chosen] <= room + 1
-            complete &= bool(within[fits].all())
-            keep = np.flatnonzero(within & fits)
-            if at == 0:
-                keep = keep[values[keep, 3] <= room]
-            if len(keep) > _MAX_CANDIDATES:
-                raise TooManyLabels
-            exits = exact.layout[chosen] if not arrows else last[parent]
-            group = exact.layout[chosen] * exact.num_layouts + exits
-            if at == 0:
-                values = values[:, :3]
-                group = group if cell.start > 0 else exits
-            keep = keep[pareto_rows(values[keep], group[keep])]
-            if len(keep) > _MAX_LABELS:
-                raise TooManyLabels
-            labels, first, last = values[keep], exact.layout[chosen[keep]], exits[keep]
-            arrows.append((parent[keep], chosen[keep]))
-        values = labels + np.array([0, 0, self.once(cell.stage, tied)])
-        return Rows(values=values, entry=first, exit=last, plans=_plans(arrows)), complete
-
-    def _own_key(self, cell: Cell, chosen: NDArray[np.intp]) -> Ints:
-        """Return the key of the first layer alone, as it stands in rows."""
-        exact, (weight, once) = self.exact, cell.key_weights
-        own = weight * (exact.forward[cell.start, chosen] + exact.backward[cell.start, chosen])
-        own = own + once * exact.step[cell.start, chosen]
-        if cell.end == cell.start + 1 and cell.stage < self.last_stage:
-            own = own + weight * exact.border[:, cell.start].sum(axis=0)[exact.layout[chosen]]
-        return own
-
-    def _extended(self, cell: Cell, at: int, later: Ints, entry: NDArray[np.intp], chosen: NDArray[np.intp]) -> Ints:
-        """Return the labels with layer `at` of the cell under `chosen` put before `later`; P and b are left."""
-        exact, layer = self.exact, cell.start + at
-        layouts = exact.layout[chosen]
-        values = later.copy()
-        values[:, 0] += exact.forward[layer, chosen]
-        values[:, 1] += exact.backward[layer, chosen]
-        values[:, 2] += exact.step[layer, chosen]
-        for way in (0, 1):
-            if layer < cell.end - 1:
-                values[:, way] += exact.switch[way, layer + 1, layouts, entry]
-            elif cell.stage < self.last_stage:
-                values[:, way] += exact.border[way, layer, layouts]
-        return values
+        whole = replace(seen(problem, peaks, weights), peaks=peaks, weights=weights)
+        span = Span(
+            exact=self.exact,
+            start=cell.start,
+            end=cell.end,
+            is_last=cell.stage == self.last_stage,
+            weights=cell.key_weights,
+            once=self.once(cell.stage, tied),
+        )
+        return rows_below(span, whole, limit, room=self.room, deadline=self.deadline)
 
 
 def options(pipe: Pipe, cell: Cell, received: Ints | None) -> Ints:
@@ -558,13 +499,3 @@ def _raise_columns(pipe: Pipe, stage: int, tail: Ints) -> None:
         tail[column] = max(int(tail[column]), int(weight * tail[C] + tail[G]))
     k = pipe.num_ahead[stage]
     tail[H2] = max(int(tail[H2]), int(tail[H1] + (k - 1) * tail[C]))
-
-
-def _plans(arrows: list[tuple[NDArray[np.intp], NDArray[np.intp]]]) -> NDArray[np.intp]:
-    """Follow the labels of the first layer to the last one."""
-    at = np.arange(len(arrows[-1][0]))
-    columns: list[NDArray[np.intp]] = []
-    for parent, chosen in reversed(arrows):
-        columns.append(chosen[at])
-        at = parent[at]
-    return np.stack(columns, axis=1)

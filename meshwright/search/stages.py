@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 import time
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 import numpy as np
@@ -31,7 +31,7 @@ from meshwright.search.closed_form import is_closed_form, solve_closed_form
 from meshwright.search.labels import FAR, Ints, pareto_rows, present
 from meshwright.search.layers import OutOfTime
 from meshwright.search.near import good_fitting
-from meshwright.search.one_stage import Best, Plan, good_one_stage, solve_one_stage
+from meshwright.search.one_stage import Best, Part, Plan, good_one_stage, solve_one_stage
 from meshwright.search.problem import Exact, StageChoice, StageProblem, price, to_exact
 from meshwright.search.recursion import Cells, Way, all_below, floor, least_bound, received_by, viable
 from meshwright.search.rows import Cell, Table
@@ -42,6 +42,20 @@ from meshwright.spec.schedule import ScheduleName
 _LIKED_TIES = 3
 _GRACE_S = 2.0  # beyond the time limit, while there is no plan
 _CLOSING_CAP = 100_000  # ways listed when the bound does not decide
+_NEARLY = 20_000  # of the step: what is less is not worth another list
+
+
+@dataclass(kw_only=True)
+class Unfinished:
+    """What is known of a problem of which time or a cap has ended the search."""
+
+    table: Table | None = None  # of several stages
+    decided: set[Part] = field(default_factory=set[Part])  # of one stage
+
+    @property
+    def can_widen(self) -> bool:
+        """Return whether a cap was in the way, and the next search has a larger one."""
+        return self.table is not None and self.table.is_capped and self.table.can_widen
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,26 +134,29 @@ def solve_below(
     beat_s: float | None,
     time_limit_s: float = 2.0,
     partitions: tuple[tuple[int, ...], ...] | None = None,
+    unfinished: Unfinished | None = None,
 ) -> tuple[StageChoice | None, float]:
     """Return the best plan found that is faster than `beat_s` (None: any), and a bound for all plans.
 
     Much faster than `solve_problem` when there is no such plan: then (None, bound), the bound being `beat_s`
-    unless the time limit came first, or infinite when nothing fits at all.
+    unless the time limit or a cap came first, or infinite when nothing fits at all. What a call leaves in `unfinished`
+    lets another one, of the same problem with a `beat_s` that is no larger, go on from there.
     """
     deadline = time.perf_counter() + time_limit_s
     if problem.num_stages > problem.num_layers:
         return None, math.inf
-    exact = to_exact(problem)
+    unfinished = Unfinished() if unfinished is None else unfinished
+    exact = to_exact(problem) if unfinished.table is None else unfinished.table.exact
     base = exact.source.num_layers if problem.num_stages == 1 else 1  # one stage counts changes in the lowest digit
     limit = FAR if beat_s is None else base * math.floor(beat_s * exact.time_scale)
     best = Best(ticks=limit)
     first_by = deadline if best.is_known else deadline + _GRACE_S
     if problem.num_stages == 1:
-        lower = solve_one_stage(exact, best, first_by)
+        lower = solve_one_stage(exact, best, first_by, unfinished.decided)
     else:
         lower = _closed_form(exact, best) if partitions is None and is_closed_form(exact) else None
         if lower is None:
-            lower = _solve_many_stages(exact, partitions, (deadline, first_by), best)
+            lower = _solve_many_stages(exact, partitions, (deadline, first_by), best, unfinished)
     if best.plan is None and beat_s is None and lower < FAR:  # no plan in time, and not known that none fits
         leanest = shortfall(problem, partitions=partitions)
         if leanest is None or max(leanest.over_bytes) > 0:
@@ -271,14 +288,21 @@ def _without_dominated(exact: Exact) -> Exact:
 
 
 def _solve_many_stages(
-    exact: Exact, partitions: tuple[tuple[int, ...], ...] | None, deadlines: tuple[float, float], best: Best
+    exact: Exact,
+    partitions: tuple[tuple[int, ...], ...] | None,
+    deadlines: tuple[float, float],
+    best: Best,
+    unfinished: Unfinished,
 ) -> int:
     """Solve each part, the promising ones first; return the bound over all.
 
     `deadlines`: once there is a plan, and before.
     """
     start, (deadline, first_by) = time.perf_counter(), deadlines
-    table = Table(_without_dominated(exact), _pipe(exact.source), deadline, first_by)
+    if unfinished.table is None:
+        unfinished.table = Table(_without_dominated(exact), _pipe(exact.source), deadline, first_by)
+    table = unfinished.table
+    table.resume(deadline, first_by)
     parts = _parts(exact, partitions)
     relaxed: dict[tuple[int, ...] | None, int] = {}  # [partition] bound with the ends free
     if exact.source.tied:
@@ -444,24 +468,28 @@ def _first_plan(table: Table, part: _Part, cells: Cells, best: Best) -> Cells:
 
 
 def _close(table: Table, part: _Part, cells: Cells, value: int, deadline: float, best: Best) -> int:
-    """List and simulate all ways below the incumbent; return the bound reached."""
+    """List and simulate all ways below the incumbent, or below as much as a cap lets; return the bound reached."""
+    reached, most = value, FAR  # below `most` there are too many
     while True:
         cells = _alive(table, cells, part.tied, best.ticks)
-        leaves = all_below(table, cells, best.ticks, _CLOSING_CAP)
+        limit = best.ticks if best.ticks < most else (reached + most) // 2
+        if most < FAR and limit - reached <= limit // _NEARLY:
+            return min(reached, best.ticks)
+        leaves = all_below(table, cells, limit, _CLOSING_CAP)
         if leaves is None:
-            way = least_bound(table, cells, best.ticks)
-            return best.ticks if way is None else min(value, best.ticks)
+            most = limit
+            continue
         if len(leaves.rows):
             times = _simulated(table, leaves.values)
             at = int(times.argmin())
             if times[at] < best.ticks:
                 _offer(table, part, _plan_at(cells, leaves.boundaries[at], leaves.rows[at]), best)
         if not leaves.tails:
+            reached = max(reached, limit)
+        if reached >= best.ticks:
             return best.ticks
-        if time.perf_counter() > deadline:
-            return min(value, best.ticks)
-        if not _sharpen(table, part, leaves.tails):
-            return min(value, best.ticks)
+        if time.perf_counter() > deadline or (leaves.tails and not _sharpen(table, part, leaves.tails)):
+            return min(reached, best.ticks)
 
 
 def _sharpen(table: Table, part: _Part, cells: list[Cell]) -> bool:

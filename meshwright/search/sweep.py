@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from meshwright.search.answer import Request, Stopped, Tried
-from meshwright.search.stages import better_plan
+from meshwright.search.stages import Unfinished, better_plan
 from meshwright.search.task import Solved, Task, make_tasks
 
 Progress = Callable[[str], None]
@@ -88,8 +88,12 @@ class Sweep:
                 self.plans.append(Solved(task=plan.task, choice=choice))
 
     def _order(self, task: Task) -> tuple[float, ...]:
-        """The promising ones first; where the time is over without a plan, those that need little memory."""
-        return (task.setting.micro_batch_samples, *task.order) if self._is_late else task.order
+        """The promising ones first; where the time is over without a plan, those that need little memory.
+
+        What a cap has ended comes after all others.
+        """
+        order = (float(task.unfinished.can_widen), *task.order)
+        return (task.setting.micro_batch_samples, *order) if self._is_late else order
 
     def tried(self) -> tuple[Tried, ...]:
         """Return what became of each setting, the promising ones first."""
@@ -162,8 +166,10 @@ class Sweep:
         task.bound_s = max(bound_s, task.bound_s) if math.isfinite(bound_s) else task.bound_s
         ended = time.perf_counter()
         is_open = best is not None and bound_s < best.per_sample_s * task.batch * (1 - _ROUNDING)
-        if is_open and ended - started > share_s / 2 and self.deadline - ended > _WORTH_S:
+        is_ended = ended - started > share_s / 2 or task.unfinished.can_widen
+        if is_open and is_ended and self.deadline - ended > _WORTH_S:
             return True
+        task.unfinished = Unfinished()  # a table is large
         self.lower_per_sample_s = min(self.lower_per_sample_s, max(bound_s, task.bound_s) / task.batch)
         return False
 

@@ -27,7 +27,7 @@ from meshwright.search.balance import Balance, memory_balanced, solve_balanced, 
 from meshwright.search.labels import Floats
 from meshwright.search.problem import StageChoice, StageProblem
 from meshwright.search.space import divisors, even_boundaries, stage_counts, strategies
-from meshwright.search.stages import solve_below
+from meshwright.search.stages import Unfinished, solve_below
 from meshwright.search.table import Setting, build_problem
 from meshwright.search.uniform import best_uniform
 from meshwright.spec.legality import why_illegal
@@ -48,6 +48,7 @@ class Task:
     candidates: tuple[Strategy, ...]
     bound_s: float
     problem: StageProblem | None = field(default=None)
+    unfinished: Unfinished = field(default_factory=Unfinished)
 
     @property
     def batch(self) -> int:
@@ -105,7 +106,9 @@ class Task:
         if partitions == ():
             return None, math.inf
         beat_s = None if beat_per_sample_s is None else beat_per_sample_s * self.batch
-        choice, bound_s = solve_below(problem, beat_s=beat_s, time_limit_s=time_limit_s, partitions=partitions)
+        choice, bound_s = solve_below(
+            problem, beat_s=beat_s, time_limit_s=time_limit_s, partitions=partitions, unfinished=self.unfinished
+        )
         return None if choice is None else Solved(task=self, choice=choice), bound_s
 
     def best_uniform(self) -> Solved | None:

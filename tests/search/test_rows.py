@@ -9,6 +9,7 @@ import pytest
 
 from meshwright.search import rows
 from meshwright.search.bound import Pipe, exact_values
+from meshwright.search.enumeration import empty_rows
 from meshwright.search.problem import to_exact
 from meshwright.search.rows import Cell, Table
 from tests.search.bruteforce import random_freeing, random_problem
@@ -69,8 +70,8 @@ def test_cells_cover_every_choice(seed: int, monkeypatch: pytest.MonkeyPatch) ->
             key_weights=(1, 0),
             tail=None,
             facets=np.zeros((0, 7)),
-            rows=rows.empty_rows(end - start),
-            extra=rows.empty_rows(end - start),
+            rows=empty_rows(end - start),
+            extra=empty_rows(end - start),
         )
         fitting = choices(table, probe)
         if cell is None or here is None:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from meshwright.cost.simulate import simulate_many
-from meshwright.search import rows
+from meshwright.search import enumeration, rows
 from meshwright.search.bound import Pipe, bound_of
 from meshwright.search.problem import StageProblem, price
 from meshwright.search.shortfall import shortfall
@@ -82,7 +82,7 @@ def test_rows_made_little_by_little_prove_the_same(random_one: Any, monkeypatch:
 
 def test_capped_rows_leave_a_valid_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rows, "_FEW_PLANS", 0)
-    monkeypatch.setattr(rows, "_MAX_LABELS", 3)
+    monkeypatch.setattr(enumeration, "_MAX_LABELS", 3)
     open_gaps = 0
     for seed in range(4000, 4200):
         problem = random_freeing(seed) if seed % 2 else random_problem(seed)
