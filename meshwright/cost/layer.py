@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Literal
 
 from meshwright.cost.collectives import (
     Collective,
@@ -49,48 +50,62 @@ class LayerCost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BoundBytes:
-    """What bounds a stage's peak: sums of states and of activations (a micro-batch in flight), and transients."""
+    """A layer's share of a stage's peak, by which the search adds it up (search/peaks.py).
+
+    Sums of states and of activations (a micro-batch in flight), what is there for a moment, and what the layer's own
+    backward pass frees for earlier ones: less than nothing where it leaves more than it frees.
+    """
 
     states: int
     activations: int
     transient: int
+    freed: int
 
 
-def bound_bytes(cost: LayerCost, *, grows: bool) -> BoundBytes:
-    """Return a layer's share of the bound of its stage's peak, which the search keeps to.
+Passes = Literal["one", "steady", "growing"]
 
-    A step begins without gradients. Where a stage `grows`, all its forward passes come before the first
-    backward one: a layer then holds its last activations A or its gradients G, and both only while it runs
-    backward itself. So max(A, G) counts instead of A + G, and min(A, G) joins what is alive for a moment.
+
+def backward_passes(schedule: ScheduleName, num_micro_batches: int) -> Passes:
+    """Return how the peak of a stage comes about.
+
+    "one": the only backward pass of a step makes the gradients. "steady": the gradients are there in the pass that
+    holds most (1F1B). "growing": the first pass makes them while activations of all micro-batches are held (GPipe).
+    """
+    if num_micro_batches == 1:
+        return "one"
+    return "steady" if schedule == "1f1b" else "growing"
+
+
+def bound_bytes(cost: LayerCost, passes: Passes, made_bytes: int) -> BoundBytes:
+    """Return a layer's share of its stage's peak; `made_bytes` of gradients come with its first backward pass.
+
+    With one pass a layer trades its activations A for the gradients it makes; its peak, like that of steady passes, is
+    exact. Where a stage grows, a layer holds its last activations or its gradients G, and both only while it runs
+    backward itself: max(A, G) counts instead of A + G, and min(A, G) joins what is alive for a moment.
     """
     states, saved, transient = cost.states.total_bytes, cost.activation_bytes, cost.transient.total_bytes
-    if not grows:
-        return BoundBytes(states=states, activations=saved, transient=transient)
-    both = min(saved, cost.states.gradient_bytes)
-    return BoundBytes(
-        states=states - both,
-        activations=saved,
-        transient=max(transient, cost.transient.first_pass_bytes + both),
-    )
+    first, own = cost.transient.first_pass_bytes, cost.states.gradient_bytes
+    if passes == "steady":
+        return BoundBytes(states=states, activations=saved, transient=transient, freed=saved)
+    if passes == "one":
+        return BoundBytes(
+            states=states - own, activations=saved, transient=first + made_bytes, freed=saved - made_bytes
+        )
+    both = min(saved, own, made_bytes)
+    return BoundBytes(states=states - both, activations=saved, transient=max(transient, first + both), freed=0)
 
 
-def grows(model: ModelSpec, layer: LayerSpec, num_stages: int, schedule: ScheduleName, num_micro_batches: int) -> bool:
-    """Return whether `bound_bytes` may count so for a layer, on whichever stage it is.
+def made_gradient_bytes(model: ModelSpec, layer: LayerSpec, strategy: Strategy, job: JobSpec, num_stages: int) -> int:
+    """Return the bytes of gradients that come with the first backward pass of `layer`.
 
-    The gradient of a weight tied on one stage is there from the head's backward pass on, beside the embedding's
-    activations.
+    Those of a weight tied on one stage come with the head's, beside the embedding's activations.
     """
-    if model.tied_embedding and num_stages == 1 and isinstance(layer, EmbeddingLayer):
-        return False
-    return not frees_activations(schedule, num_micro_batches)
-
-
-def frees_activations(schedule: ScheduleName, num_micro_batches: int) -> bool:
-    """Return whether the bound of a stage's peak counts that later layers' activations are gone when one runs backward.
-
-    Where stages grow it does not: while activations go, gradients come.
-    """
-    return schedule == "1f1b" and num_micro_batches > 1
+    own = state_bytes(held_parameters(model, layer, num_stages), strategy, job).gradient_bytes
+    if not model.tied_embedding or num_stages > 1 or not isinstance(layer, EmbeddingLayer | HeadLayer):
+        return own
+    if isinstance(layer, EmbeddingLayer):
+        return 0
+    return own + state_bytes(held_parameters(model, model.layers[0], num_stages), strategy, job).gradient_bytes
 
 
 def held_parameters(model: ModelSpec, layer: LayerSpec, num_stages: int) -> tuple[ParameterSpec, ...]:
@@ -148,16 +163,21 @@ def tied_weight_bytes(model: ModelSpec, strategy: Strategy, job: JobSpec) -> int
     return padded_elements((_tied_weight(model),), strategy.tp, 1) * dtype_bytes(job.param_dtype)
 
 
-def tied_transient_bytes(model: ModelSpec, layer: LayerSpec, strategy: Strategy, num_stages: int, job: JobSpec) -> int:
+def tied_transient_bytes(
+    model: ModelSpec, layer: LayerSpec, strategy: Strategy, num_stages: int, passes: Passes, job: JobSpec
+) -> int:
     """Return at least what a weight tied on one stage adds while `layer` runs backward; 0 where it is not.
 
-    A block does not know the strategy of the ends: it counts the whole weight.
+    A block does not know the strategy of the ends: it counts the whole weight. The only pass of a step counts the
+    head's gradient as made.
     """
     if not model.tied_embedding or num_stages > 1:
         return 0
     if isinstance(layer, AnyBlock):
-        return tied_weight_bytes(model, Strategy(), job)
+        return tied_weight_bytes(model, Strategy(), job) if passes != "one" else 0
     waiting = tied_weight_bytes(model, strategy, job)
+    if passes == "one":
+        return 0 if isinstance(layer, HeadLayer) else 2 * waiting
     return waiting if isinstance(layer, HeadLayer) else 3 * waiting
 
 

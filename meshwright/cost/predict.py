@@ -13,8 +13,8 @@ stage, the head's gradient of it waits for the embedding's: W bytes in every pas
 counts it as made, and twice as many again at the embedding.
 
 `bound_bytes`, to which the search keeps, is the same peak of each layer's share in cost/layer.py, and never below the
-exact one. Both are equal where k < m, but for a weight tied on one stage, and for the encoder's states that decoder
-blocks of a stage share: the bound counts them in each. Where a stage grows, only a sum holds,
+exact one. Both are equal where k < m or m = 1, but for a weight tied on one stage, and for the encoder's states that
+decoder blocks of a stage share: the bound counts them in each. Where a GPipe stage grows, only a sum holds,
 
     bound = states + k * sum A + max over l of transient_l.
 """
@@ -30,11 +30,11 @@ from meshwright.cost.comm import collective_s
 from meshwright.cost.evidence import not_measured
 from meshwright.cost.layer import (
     LayerCost,
+    backward_passes,
     bound_bytes,
-    frees_activations,
-    grows,
     held_parameters,
     layer_cost,
+    made_gradient_bytes,
     tied_sync_s,
     tied_transient_bytes,
     tied_weight_bytes,
@@ -162,6 +162,7 @@ def _stage_cost(plan: Plan, index: int) -> StageCost:
     activations = stage_activation_bytes(plan, index)
     transients, first_transients = _transients(plan, costs)
     count = in_flight(plan.schedule, plan.num_stages, plan.num_micro_batches, index)
+    made = _made_gradients(plan, index)
     return StageCost(
         micro_batch=micro_batch,
         step=step,
@@ -174,9 +175,9 @@ def _stage_cost(plan: Plan, index: int) -> StageCost:
             activations,
             transients,
             first_transients,
-            _gradients(plan, costs),
+            made,
         ),
-        bound_bytes=_bound_bytes(plan, index, costs, count),
+        bound_bytes=_bound_bytes(plan, index, costs, count, made),
         widest=max(costs, key=lambda cost: cost.transient.total_bytes),
     )
 
@@ -206,25 +207,22 @@ def _transients(plan: Plan, costs: tuple[LayerCost, ...]) -> tuple[list[int], li
     return transients, first
 
 
-def _bound_bytes(plan: Plan, index: int, costs: tuple[LayerCost, ...], num_in_flight: int) -> int:
+def _bound_bytes(plan: Plan, index: int, costs: tuple[LayerCost, ...], num_in_flight: int, made: list[int]) -> int:
     """Return the upper bound of the stage's peak to which the search keeps."""
-    held, highest, frees = 0, 0, frees_activations(plan.schedule, plan.num_micro_batches)
-    for layer, strategy, cost in zip(_stage_layers(plan, index), plan.stages[index].strategies, costs, strict=True):
-        is_growing = grows(plan.model, layer, plan.num_stages, plan.schedule, plan.num_micro_batches)
-        used = bound_bytes(cost, grows=is_growing)
+    held, highest, passes = 0, 0, backward_passes(plan.schedule, plan.num_micro_batches)
+    layers, strategies = _stage_layers(plan, index), plan.stages[index].strategies
+    for layer, strategy, cost, made_bytes in zip(layers, strategies, costs, made, strict=True):
+        used = bound_bytes(cost, passes, made_bytes)
         held += used.states + num_in_flight * used.activations
-        waiting = tied_transient_bytes(plan.model, layer, strategy, plan.num_stages, plan.job)
-        highest = max(highest - (used.activations if frees else 0), used.transient + waiting)
+        waiting = tied_transient_bytes(plan.model, layer, strategy, plan.num_stages, passes, plan.job)
+        highest = max(highest - used.freed, used.transient + waiting)
     return held + highest
 
 
-def _gradients(plan: Plan, costs: tuple[LayerCost, ...]) -> list[int]:
-    """Return the bytes of gradients by layer; those of a weight tied on one stage come with the head's."""
-    gradients = [cost.states.gradient_bytes for cost in costs]
-    if plan.model.tied_embedding and plan.num_stages == 1:
-        gradients[-1] += gradients[0]
-        gradients[0] = 0
-    return gradients
+def _made_gradients(plan: Plan, index: int) -> list[int]:
+    """Return by layer the bytes of gradients that come with its first backward pass."""
+    pairs = zip(_stage_layers(plan, index), plan.stages[index].strategies, strict=True)
+    return [made_gradient_bytes(plan.model, layer, s, plan.job, plan.num_stages) for layer, s in pairs]
 
 
 def _relayouts_and_borders(plan: Plan, index: int) -> MicroBatchSeconds:

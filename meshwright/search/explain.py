@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Literal
 
+from meshwright.cost.layer import backward_passes
 from meshwright.cost.predict import predict
 from meshwright.errors import UserError
 from meshwright.search.curve import Point, curve_until
@@ -262,6 +263,8 @@ def stages_bytes(plan: Plan) -> tuple[Mapping[str, int], ...]:
     found: list[Mapping[str, int]] = []
     for stage in _predicted(plan).stages:
         states, held = stage.states.total_bytes, stage.in_flight * stage.activation_bytes
+        if backward_passes(plan.schedule, plan.num_micro_batches) != "steady":  # gradients come while activations go
+            states -= stage.states.gradient_bytes
         found.append(
             {
                 "states_bytes": states,

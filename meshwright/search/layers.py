@@ -253,6 +253,8 @@ def solve_fitting(
     if not freed.any():
         return solve_intervals(problem, transients, limit)
     allowed = problem.time < FAR
+    if not allowed.any(axis=1).all():
+        return None
     memory, transients, freed = (np.where(allowed, part, 0) for part in (problem.memory, transients, freed))
     peaks = Peaks(memory=memory, transient=transients, freed=freed)
     hint = Hint() if hint is None else hint

@@ -49,7 +49,7 @@ class StageProblem:
     schedule: ScheduleName
     enter_forward_s: Floats | None = None  # like switch_forward_s, across a border (None: the switch)
     enter_backward_s: Floats | None = None
-    freed_bytes: Floats | None = None  # [L, S] not below 0; gone when earlier layers need theirs (None: 0)
+    freed_bytes: Floats | None = None  # [L, S] gone when earlier layers need theirs, < 0: come meanwhile (None: 0)
     tied: bool = False  # first and last layer share their strategy
     tied_step_s: Floats | None = None  # [S] when P > 1: on the first and on the last stage
     tied_states_saving_bytes: Floats | None = None  # [S] when P = 1: the shared weight is held once

@@ -200,7 +200,8 @@ def _least(problem: StageProblem, allowed: NDArray[np.bool_], held: int) -> _Lea
         kinds.append(known[key])
     none, zero = np.zeros(0, np.intp), np.zeros(1)
     nothing = _Labels(peak=zero, base=zero, chosen=none, behind=none, later=None)
-    highest, size = float(transient.max()), problem.num_layers + 1
+    left_behind = float(np.maximum(0.0, -freed.min(axis=1)).sum())  # by layers that free less than nothing
+    highest, size = float(transient.max()) + left_behind, problem.num_layers + 1
     peaks = np.full((size, size), np.inf)
     # Only ranges that a stage can have while each of the others has a layer.
     holders, last_stage = np.flatnonzero(problem.in_flight == held).tolist(), problem.num_stages - 1

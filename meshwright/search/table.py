@@ -11,11 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.cost.layer import (
+    backward_passes,
     bound_bytes,
-    frees_activations,
-    grows,
     held_parameters,
     layer_cost,
+    made_gradient_bytes,
     tied_sync_s,
     tied_transient_bytes,
 )
@@ -58,8 +58,8 @@ class Setting:
 def build_problem(setting: Setting, candidates: tuple[Strategy, ...]) -> StageProblem:
     """Return the arrays of `setting` for these strategies; entries that are illegal or pointless are infinite."""
     rows = {group.layer: _layer_row(setting, group.layer, candidates) for group in setting.model.groups}
-    forward_s, backward_s, step_s, states, activations, transients = (
-        np.stack([rows[layer][term] for layer in setting.model.layers]) for term in range(6)
+    forward_s, backward_s, step_s, states, activations, transients, freed = (
+        np.stack([rows[layer][term] for layer in setting.model.layers]) for term in range(7)
     )
     layouts = [Layout.of(strategy) for strategy in candidates]
     distinct = list(dict.fromkeys(layouts))
@@ -74,7 +74,7 @@ def build_problem(setting: Setting, candidates: tuple[Strategy, ...]) -> StagePr
         states_bytes=states,
         act_bytes=activations,
         transient_bytes=transients,
-        freed_bytes=activations if frees_activations(setting.schedule, micro_batches) else None,
+        freed_bytes=None if backward_passes(setting.schedule, micro_batches) == "growing" else freed,
         switch_forward_s=switch_s[..., layout[:, None], layout[None, :]],
         switch_backward_s=np.swapaxes(switch_s, -1, -2)[..., layout[:, None], layout[None, :]],
         border_forward_s=border[..., layout],
@@ -101,11 +101,11 @@ def _tied_step_s(setting: Setting, strategy: Strategy) -> float:
 
 
 def _layer_row(setting: Setting, layer: LayerSpec, candidates: tuple[Strategy, ...]) -> Floats:
-    """Return [term, strategy]: forward, backward and once-a-step seconds; states, activation, transient bytes."""
-    row = np.full((6, len(candidates)), np.inf)
+    """Return [term, strategy]: seconds of forward and backward passes and once a step; bytes as in `BoundBytes`."""
+    row = np.full((7, len(candidates)), np.inf)
     parameters = held_parameters(setting.model, layer, setting.num_stages)
     keeps_logits = setting.schedule == "gpipe"
-    is_growing = grows(setting.model, layer, setting.num_stages, setting.schedule, setting.num_micro_batches)
+    passes = backward_passes(setting.schedule, setting.num_micro_batches)
     for column, strategy in enumerate(candidates):
         if not is_considered(layer, strategy, schedule_keeps_logits=keeps_logits, tied=setting.model.tied_embedding):
             continue
@@ -114,14 +114,18 @@ def _layer_row(setting: Setting, layer: LayerSpec, candidates: tuple[Strategy, .
         if why_illegal(layer, strategy, setting.micro_batch_samples) is not None:
             continue
         cost = layer_cost(layer, parameters, strategy, setting.micro_batch_samples, setting.job, setting.cluster)
-        used = bound_bytes(cost, grows=is_growing)
+        used = bound_bytes(
+            cost, passes, made_gradient_bytes(setting.model, layer, strategy, setting.job, setting.num_stages)
+        )
         row[:, column] = (
             cost.micro_batch.forward.total_s,
             cost.micro_batch.backward.total_s,
             cost.step.total_s,
             used.states,
             used.activations,
-            used.transient + tied_transient_bytes(setting.model, layer, strategy, setting.num_stages, setting.job),
+            used.transient
+            + tied_transient_bytes(setting.model, layer, strategy, setting.num_stages, passes, setting.job),
+            used.freed,
         )
     return row
 

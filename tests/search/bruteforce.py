@@ -91,7 +91,17 @@ def slow_simulation(problem: StageProblem, f: np.ndarray, b: np.ndarray, g: np.n
     return np.max([free[i] + g[:, i] for i in range(stages)], axis=0)
 
 
-def random_freeing(seed: int) -> StageProblem:
+def a_random_problem(seed: int) -> StageProblem:
+    """Return one of the three kinds."""
+    return (random_problem, random_freeing, random_growing)[seed % 3](seed)
+
+
+def random_growing(seed: int) -> StageProblem:
+    """Return a random problem whose layers free something and leave something else; mostly few of its plans fit."""
+    return random_freeing(seed, makes_gradients=True)
+
+
+def random_freeing(seed: int, *, makes_gradients: bool = False) -> StageProblem:
     """Return a random problem whose layers free something, the last ones too little; mostly few of its plans fit."""
     problem, rng = random_problem(seed), np.random.default_rng([seed, 1])
     high = max(4.0, float(problem.states_bytes.max()))
@@ -101,6 +111,8 @@ def random_freeing(seed: int) -> StageProblem:
         return np.floor(rng.uniform(0, most, (kinds.max() + 1, problem.forward_s.shape[1])))[kinds]
 
     freed = problem.act_bytes if rng.random() < 0.3 else rows(high * float(rng.choice([0.3, 1.0, 2.0])))
+    if makes_gradients:
+        freed = freed - rows(high * float(rng.choice([0.5, 1.0, 3.0])))
     problem = replace(problem, transient_bytes=rows(high * float(rng.choice([1.0, 3.0]))), freed_bytes=freed)
     excess = np.concatenate([part.excess[np.isfinite(part.excess)] for part in every_plan(problem)])
     if rng.random() < 0.3 or not len(excess):

@@ -18,7 +18,7 @@ INSTANCES = sorted(
 )
 
 
-def random_case(seed: int, *, freed: bool = False) -> dict[str, np.ndarray]:
+def random_case(seed: int, *, freed: bool = False, made: bool = False) -> dict[str, np.ndarray]:
     """Few layers, integer-valued times in every second case so that sums tie."""
     rng = np.random.default_rng(seed)
     layers, strategies = int(rng.integers(1, 6)), int(rng.integers(1, 5))
@@ -36,6 +36,8 @@ def random_case(seed: int, *, freed: bool = False) -> dict[str, np.ndarray]:
     if freed:
         case["transient_bytes"] = draw(layers, strategies) * float(rng.integers(1, 4))
         case["freed_bytes"] = np.floor(draw(layers, strategies) * float(rng.choice([0.1, 0.5, 1.0, 2.0])))
+    if made:  # gradients that come while activations go
+        case["freed_bytes"] = case["freed_bytes"] - draw(layers, strategies)
     if seed % 3 == 2:  # switch costs by layout group
         group = rng.integers(0, 2, strategies)
         case["switch_s"] = draw(2, 2)[np.ix_(group, group)]
@@ -64,10 +66,10 @@ def all_plans(case: dict[str, np.ndarray]) -> list[tuple[float, int, tuple[int, 
     return plans
 
 
-@pytest.mark.parametrize("freed", [False, True])
+@pytest.mark.parametrize(("freed", "made"), [(False, False), (True, False), (True, True)])
 @pytest.mark.parametrize("seed", range(150))
-def test_solve_equals_enumeration_with_its_ties(seed: int, *, freed: bool) -> None:
-    case = random_case(seed, freed=freed)
+def test_solve_equals_enumeration_with_its_ties(seed: int, *, freed: bool, made: bool) -> None:
+    case = random_case(seed, freed=freed, made=made)
     plans = all_plans(case)
     memories = sorted({plan[3] for plan in plans})
     for budget in [*memories[:: max(1, len(memories) // 4)], -1.0, 1e9]:

@@ -17,7 +17,7 @@ from meshwright.search.space import PARTITIONS, SPACES
 from meshwright.search.stages import solve_problem
 from meshwright.spec.library import model
 from tests.plans import cut
-from tests.search.bruteforce import random_freeing, random_problem
+from tests.search.bruteforce import a_random_problem
 from tests.search.uniform import step_s
 
 ROUNDING = 1e-9
@@ -60,7 +60,7 @@ def permuted(problem: StageProblem, order: np.ndarray) -> StageProblem:
 @settings(max_examples=60, deadline=None)
 @given(SEEDS, st.floats(1.0, 3.0))
 def test_more_memory_is_never_worse(seed: int, factor: float):
-    problem = random_freeing(seed) if seed % 2 else random_problem(seed)
+    problem = a_random_problem(seed)
     richer = replace(problem, budget_bytes=problem.budget_bytes * factor)
     assert best(richer) <= best(problem) * (1 + ROUNDING)
 
@@ -68,7 +68,7 @@ def test_more_memory_is_never_worse(seed: int, factor: float):
 @settings(max_examples=60, deadline=None)
 @given(SEEDS, st.integers(0, 3))
 def test_more_strategies_are_never_worse(seed: int, column: int):
-    problem = random_freeing(seed) if seed % 2 else random_problem(seed)
+    problem = a_random_problem(seed)
     fewer = without(problem, column % problem.forward_s.shape[1])
     assert best(problem) <= best(fewer) * (1 + ROUNDING)
 
@@ -76,7 +76,7 @@ def test_more_strategies_are_never_worse(seed: int, column: int):
 @settings(max_examples=60, deadline=None)
 @given(SEEDS, st.randoms())
 def test_the_order_of_strategies_does_not_matter(seed: int, draw: Any):
-    problem = random_freeing(seed) if seed % 2 else random_problem(seed)
+    problem = a_random_problem(seed)
     order = list(range(problem.forward_s.shape[1]))
     draw.shuffle(order)
     assert best(permuted(problem, np.array(order))) == best(problem)
@@ -85,7 +85,7 @@ def test_the_order_of_strategies_does_not_matter(seed: int, draw: Any):
 @settings(max_examples=60, deadline=None)
 @given(SEEDS)
 def test_the_papers_loop_is_never_better(seed: int):
-    problem = random_freeing(seed) if seed % 2 else random_problem(seed)
+    problem = a_random_problem(seed)
     found = solve_balanced(problem)
     if found.choice is None:
         return

@@ -12,7 +12,7 @@ from meshwright.search.bound import Pipe, exact_values
 from meshwright.search.enumeration import empty_rows
 from meshwright.search.problem import to_exact
 from meshwright.search.rows import Cell, Table
-from tests.search.bruteforce import random_freeing, random_problem
+from tests.search.bruteforce import a_random_problem
 
 
 def choices(table: Table, cell: Cell) -> list[tuple[np.ndarray, np.ndarray]]:
@@ -48,7 +48,7 @@ def assert_covered(table: Table, cell: Cell, all_choices: list[tuple[np.ndarray,
 @pytest.mark.parametrize("seed", range(100))
 def test_cells_cover_every_choice(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rows, "_FEW_PLANS", 0)
-    problem = random_freeing(seed) if seed % 2 else random_problem(seed)
+    problem = a_random_problem(seed)
     stages, m = problem.num_stages, problem.num_micro_batches
     if stages == 1:
         return

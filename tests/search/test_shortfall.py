@@ -9,12 +9,12 @@ import pytest
 
 from meshwright.search.problem import StageProblem, stage_bytes
 from meshwright.search.shortfall import shortfall
-from tests.search.bruteforce import Plans, every_plan, random_freeing, random_problem
+from tests.search.bruteforce import Plans, a_random_problem, every_plan
 
 
 def untied_saving(seed: int) -> StageProblem:
     """Return a random problem in which a weight that is tied on one stage saves nothing apart, as in the planner."""
-    problem = random_freeing(seed) if seed % 2 else random_problem(seed)
+    problem = a_random_problem(seed)
     return replace(problem, tied_states_saving_bytes=None)
 
 

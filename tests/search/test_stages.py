@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise, product
 from pathlib import Path
@@ -16,7 +17,7 @@ from meshwright.search.bound import Pipe, bound_of
 from meshwright.search.problem import StageProblem, price
 from meshwright.search.shortfall import shortfall
 from meshwright.search.stages import solve, solve_problem
-from tests.search.bruteforce import Plans, every_plan, random_freeing, random_problem
+from tests.search.bruteforce import Plans, a_random_problem, every_plan, random_freeing, random_growing, random_problem
 
 
 def best_time(plans: list[Plans]) -> float:
@@ -51,9 +52,12 @@ def test_equals_enumeration(block: int) -> None:
     assert 20 < sum(fitting) < 60
 
 
+@pytest.mark.parametrize("random_one", [random_freeing, random_growing])
 @pytest.mark.parametrize("block", range(10))
-def test_equals_enumeration_where_layers_free_what_they_hold(block: int) -> None:
-    problems = [random_freeing(seed) for seed in range(10_000 + block * 40, 10_040 + block * 40)]
+def test_equals_enumeration_where_layers_free_what_they_hold(
+    block: int, random_one: Callable[[int], StageProblem]
+) -> None:
+    problems = [random_one(seed) for seed in range(10_000 + block * 40, 10_040 + block * 40)]
     fitting = [check(problem, every_plan(problem)) for problem in problems]
     assert sum(fitting) > 20
 
@@ -71,7 +75,7 @@ def test_freeing_lets_better_plans_fit() -> None:
     assert better > 20
 
 
-@pytest.mark.parametrize("random_one", [random_problem, random_freeing])
+@pytest.mark.parametrize("random_one", [random_problem, random_freeing, random_growing])
 def test_rows_made_little_by_little_prove_the_same(random_one: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Small cells are enumerated at once; here they go through limits and tails like large ones."""
     monkeypatch.setattr(rows, "_FEW_PLANS", 0)
@@ -85,7 +89,7 @@ def test_capped_rows_leave_a_valid_bound(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(enumeration, "_MAX_LABELS", 3)
     open_gaps = 0
     for seed in range(4000, 4200):
-        problem = random_freeing(seed) if seed % 2 else random_problem(seed)
+        problem = a_random_problem(seed)
         expected = best_time(every_plan(problem))
         found = solve_problem(problem, time_limit_s=30.0)
         assert (found is None) == (not np.isfinite(expected))
@@ -98,7 +102,7 @@ def test_capped_rows_leave_a_valid_bound(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_partitions_restrict_the_cuts() -> None:
     for seed in range(1000, 1060):
-        problem = random_freeing(seed) if seed % 2 else random_problem(seed)
+        problem = a_random_problem(seed)
         plans = every_plan(problem)[seed % 3 :: 3]
         if problem.num_stages > 1 and plans:
             check(problem, plans, tuple(part.boundaries for part in plans))
@@ -106,7 +110,7 @@ def test_partitions_restrict_the_cuts() -> None:
 
 def test_shortfall_equals_enumeration() -> None:
     for seed in range(2000, 2200):
-        problem = random_freeing(seed) if seed % 2 else random_problem(seed)
+        problem = a_random_problem(seed)
         plans = every_plan(problem)
         found = shortfall(problem)
         expected = min((part.excess.min(initial=np.inf) for part in plans), default=np.inf)
