@@ -40,8 +40,8 @@ from meshwright.search.labels import (
     pareto,
     to_ints,
 )
-from meshwright.search.peaks import Peaks, highest, near_undominated, undominated
-from meshwright.search.pruning import Guides, completable, guides_of, reduced, with_room_for_moments
+from meshwright.search.peaks import Peaks, highest, least_peak, near_undominated, undominated
+from meshwright.search.pruning import Guides, completable, guides_of, promising, reduced, with_room_for_moments
 from meshwright.search.relaxation import (
     SLACK,
     LayerProblem,
@@ -55,6 +55,7 @@ from meshwright.search.relaxation import (
 )
 
 _FIRST_GAP, _NEAR, _USUAL_CHOICES = 1e-3, 30, 1000
+_PROMISING = 300  # labels a layer, for a plan near the best
 _FEW_MOVES, _FEW_PAIRS, _FEW_LABELS = 2000, 20_000, 100
 _RELAXATIONS, _WORTH, _SHARES = 8, 1e-3, (0.25, 0.5, 1.0)  # of one problem with peaks, before labels
 _PER_LAYER = 3  # dimensions of a switch table with an entry for each layer
@@ -79,8 +80,15 @@ class Frontier:
     error: float
 
 
+Found = tuple[int, NDArray[np.intp]]  # time and strategies of a plan
+
+
 class OutOfTime(Exception):
-    """A problem's deadline has passed before it was solved."""
+    """A problem's deadline has passed before it was solved: no plan takes less than `proved`, `known` is a good one."""
+
+    def __init__(self, proved: int = 0, known: Found | None = None) -> None:
+        super().__init__(proved, known)
+        self.proved, self.known = proved, known
 
 
 def solve(
@@ -244,24 +252,28 @@ class Hint:
 
 
 def solve_fitting(
-    problem: LayerProblem, transients: Ints, freed: Ints, limit: int = FAR, hint: Hint | None = None
+    problem: LayerProblem, transients: Ints, freed: Ints, limit: int = FAR, least: int = 0, hint: Hint | None = None
 ) -> NDArray[np.intp] | None:
     """Return the best strategies with time <= limit whose peak is within the budget.
 
-    A `hint` that like problems share saves work where much is freed; the answer is the same.
+    None takes less than `least`. A `hint` that like problems share saves work where much is freed; the answer is the
+    same.
     """
     if not freed.any():
-        return solve_intervals(problem, transients, limit)
+        try:
+            return solve_intervals(problem, transients, limit)
+        except OutOfTime as late:  # what is known is of one interval
+            raise OutOfTime from late
     allowed = problem.time < FAR
     if not allowed.any(axis=1).all():
         return None
     memory, transients, freed = (np.where(allowed, part, 0) for part in (problem.memory, transients, freed))
     peaks = Peaks(memory=memory, transient=transients, freed=freed)
     hint = Hint() if hint is None else hint
-    weights, least = np.eye(len(allowed))[-1] if hint.weights is None else hint.weights, 0
+    weights = np.eye(len(allowed))[-1] if hint.weights is None else hint.weights
     relaxed = seen(problem, peaks, weights)
     for left in range(_RELAXATIONS, 0, -1):
-        found = _solve_additive(relaxed, limit)
+        found = _solve_additive(relaxed, limit, 0)
         if found is None:
             return None
         peak, critical = peaks.of_plan(found[1])
@@ -273,6 +285,8 @@ def solve_fitting(
             break
         weights = hint.weights = sharper
         relaxed = seen(problem, peaks, weights)
+    if least_peak(peaks, allowed) > problem.budget:
+        return None
     found = _solve_additive(replace(relaxed, peaks=peaks, weights=weights), limit, least)
     return None if found is None else found[1]
 
@@ -329,12 +343,16 @@ def solve_intervals(problem: LayerProblem, transients: Ints, limit: int = FAR) -
     return best
 
 
-def _solve_additive(problem: LayerProblem, limit: int, least: int = 0) -> tuple[int, NDArray[np.intp]] | None:
+def _solve_additive(problem: LayerProblem, limit: int, least: int = 0) -> Found | None:
     """Return the best (time, strategies) with time <= limit, or None; none takes less than `least`."""
     columns = _useful(problem)
     if len(columns) == problem.time.shape[1]:
         return _solve_useful(problem, limit, least)
-    found = _solve_useful(_of(problem, columns), limit, least)
+    try:
+        found = _solve_useful(_of(problem, columns), limit, least)
+    except OutOfTime as late:
+        known = late.known
+        raise OutOfTime(late.proved, None if known is None else (known[0], columns[known[1]])) from late
     return None if found is None else (found[0], columns[found[1]])
 
 
@@ -370,7 +388,7 @@ def _useful(problem: LayerProblem) -> NDArray[np.intp]:
     return np.flatnonzero(useful)
 
 
-def _solve_useful(problem: LayerProblem, limit: int, least: int) -> tuple[int, NDArray[np.intp]] | None:
+def _solve_useful(problem: LayerProblem, limit: int, least: int) -> Found | None:
     relaxed = relax(problem)
     if relaxed is None or relaxed.lower > limit * (1 + SLACK) + 1:
         return None
@@ -380,25 +398,42 @@ def _solve_useful(problem: LayerProblem, limit: int, least: int) -> tuple[int, N
     through = before.value + after.value
     # The more choices, the nearer the best plan is to the bound, and the more labels lie between.
     share = _FIRST_GAP * min(1.0, _USUAL_CHOICES / np.count_nonzero(problem.time < FAR))
-    gap = max(share * abs(lower), float(problem.changes_base))
+    gap, proved = max(share * abs(lower), float(problem.changes_base)), math.floor(lower * (1 - SLACK))
+    known: Found | None = None
     while True:
         threshold = min(upper, int(lower + gap) + 1)
         if upper - threshold < (_NEAR if problem.peaks is None else 1) * gap:  # the plan in hand: no second pass
             threshold = upper
-        smaller, sums = reduced(problem, before, through, threshold), before
-        if problem.peaks is not None:
-            smaller = with_room_for_moments(smaller, problem.peaks, before, threshold)
-            sums = prefix_sums(smaller, before.multipliers)
-        labels = _all_labels(smaller, sums, threshold)
-        if len(labels[0].time):
-            return int(labels[0].time.min()), _read_plan(problem, labels)
-        if threshold >= upper:
-            return None
+        try:
+            found = _within(problem, before, through, threshold)
+            if found is not None or threshold >= upper:
+                return found
+            proved = threshold + 1
+            if problem.peaks is not None and known is None:  # labels are many, and a plan near the best saves most
+                known = _within(problem, before, through, upper, most=_PROMISING)
+        except OutOfTime as late:
+            raise OutOfTime(proved, known) from late
+        upper = upper if known is None else known[0]
         gap *= 4 if problem.peaks is None else 2  # labels with peaks grow faster
 
 
-def _all_labels(problem: LayerProblem, before: Sums, threshold: int) -> list[Labels]:
-    """Return the labels of every layer that can be part of a plan within budget and threshold."""
+def _within(
+    problem: LayerProblem, before: Sums, through: Floats, threshold: int, most: int | None = None
+) -> Found | None:
+    """Return the best plan within the threshold; with `most` labels a layer a good one, or none where they end.
+
+    `before`: least sums of the layers before each choice; `through`: of all layers, through each choice.
+    """
+    smaller, sums = reduced(problem, before, through, threshold), before
+    if problem.peaks is not None:
+        smaller = with_room_for_moments(smaller, problem.peaks, before, threshold)
+        sums = prefix_sums(smaller, before.multipliers)
+    labels = _all_labels(smaller, sums, threshold, most)
+    return (int(labels[0].time.min()), _read_plan(problem, labels)) if len(labels[0].time) else None
+
+
+def _all_labels(problem: LayerProblem, before: Sums, threshold: int, most: int | None) -> list[Labels]:
+    """Return the labels of every layer that can be part of a plan within budget and threshold; of `most` the best."""
     num_layers = len(problem.time)
     num_choices = np.count_nonzero(problem.time < FAR, axis=1).tolist()
     if problem.peaks is not None:
@@ -409,6 +444,8 @@ def _all_labels(problem: LayerProblem, before: Sums, threshold: int) -> list[Lab
     for layer in range(num_layers - 2, -1, -1):
         if time.perf_counter() > problem.deadline:
             raise OutOfTime
+        if most is not None:
+            labels[-1] = promising(problem, guides, layer + 1, labels[-1], most)
         few = len(labels[-1].time) * num_choices[layer] <= _FEW_PAIRS
         if few and additive is not None:
             labels.append(additive.extended(layer, labels[-1]))

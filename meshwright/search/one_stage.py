@@ -47,10 +47,10 @@ class Best:
         return self.ticks < FAR
 
 
-def solve_one_stage(exact: Exact, best: Best, deadline: float, decided: set[Part]) -> int:
+def solve_one_stage(exact: Exact, best: Best, deadline: float, proved: dict[Part, int]) -> int:
     """Solve P = 1 exactly; return the optimum, FAR when nothing fits, or a bound when `deadline` came first.
 
-    Parts that are `decided` hold nothing better than `best`; it grows.
+    `proved`: what plans of a part take at least, FAR where none is better than `best`; it grows.
     """
     free = _free_problem(exact, deadline)
     parts = sorted(_parts(exact, free), key=lambda part: (part.bound, part.tied, part.low))
@@ -58,13 +58,13 @@ def solve_one_stage(exact: Exact, best: Best, deadline: float, decided: set[Part
     for number, part in enumerate(parts):
         if part.bound > best.ticks:
             break
-        if part in decided:
-            continue
         if time.perf_counter() > deadline:
-            return min(lower, *(rest.bound for rest in parts[number:] if rest not in decided), best.ticks)
-        found = _solve(_restricted(exact, free, part), np.maximum(exact.transient, part.low), exact.freed, best, hint)
-        if found >= best.ticks:
-            decided.add(part)
+            rest = [max(part.bound, proved.get(part, 0)) for part in parts[number:]]
+            return min(lower, *rest, best.ticks)
+        if proved.get(part, 0) >= FAR:
+            continue
+        found = _solve(exact, _restricted(exact, free, part), part, best, hint, proved.get(part, 0))
+        proved[part] = found if found < best.ticks else FAR
         lower = min(lower, max(found, part.bound) if found < best.ticks else best.ticks)
     return min(lower, best.ticks)
 
@@ -87,19 +87,25 @@ class Part:
     bound: int
 
 
-def _solve(problem: LayerProblem, transient: Ints, freed: Ints, best: Best, hint: Hint) -> int:
+def _solve(exact: Exact, problem: LayerProblem, part: Part, best: Best, hint: Hint, least: int) -> int:
     """Improve `best`; return the optimum or what is to be beaten, whichever is less, or a bound at the deadline."""
-    transients = np.where(problem.time < FAR, transient, FAR)
+    transients = np.where(problem.time < FAR, np.maximum(exact.transient, part.low), FAR)
     try:
-        plan = solve_fitting(problem, transients, freed, best.ticks, hint)
-    except OutOfTime:
-        return min(relaxed_bound(problem, transients, freed), best.ticks)
+        plan = solve_fitting(problem, transients, exact.freed, best.ticks, least, hint)
+    except OutOfTime as late:
+        if late.known is not None:
+            _offer(problem, late.known[1], best)
+        return min(max(relaxed_bound(problem, transients, exact.freed), late.proved, least), best.ticks)
     if plan is not None:
-        found = plan_sums(problem, plan)[0]
-        strategies = tuple(int(s) for s in plan)
-        if found < best.ticks or (best.plan is not None and (found, strategies) < (best.ticks, best.plan[1])):
-            best.ticks, best.plan = found, ((0, len(plan)), strategies)
+        _offer(problem, plan, best)
     return best.ticks
+
+
+def _offer(problem: LayerProblem, plan: NDArray[np.intp], best: Best) -> None:
+    """Let a plan be `best` where it is better, or comes first of equal ones."""
+    found, strategies = plan_sums(problem, plan)[0], tuple(int(s) for s in plan)
+    if found < best.ticks or (best.plan is not None and (found, strategies) < (best.ticks, best.plan[1])):
+        best.ticks, best.plan = found, ((0, len(plan)), strategies)
 
 
 def _free_problem(exact: Exact, deadline: float) -> LayerProblem:

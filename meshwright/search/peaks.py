@@ -85,6 +85,26 @@ class Peaks:
         return replace(self, windows=tuple(windows))
 
 
+def least_peak(peaks: Peaks, allowed: NDArray[np.bool_]) -> int:
+    """Return the least peak of all plans of `allowed` choices, whatever their times."""
+    peaks = peaks.within(allowed)
+    peak, base = np.zeros(1, np.int64), np.zeros(1, np.int64)
+    kinds: dict[bytes, NDArray[np.intp]] = {}
+    for layer in range(len(allowed) - 1, -1, -1):
+        here = np.flatnonzero(allowed[layer])
+        rows = np.stack([part[layer, here] for part in (peaks.memory, peaks.transient, -peaks.freed)], axis=1)
+        key = here.tobytes() + rows.tobytes()
+        if key not in kinds:
+            kinds[key] = here[pareto_rows(rows)]
+        peak, base = peaks.put_before(layer, kinds[key][:, None], peak, base)
+        peak, base = peak.ravel(), base.ravel()
+        order = np.lexsort((base, peak))
+        peak, base = peak[order], base[order]
+        lowest = np.append(FAR, np.minimum.accumulate(base)[:-1])
+        peak, base = peak[base < lowest], base[base < lowest]
+    return int(peak.min(initial=FAR))
+
+
 def highest(transient: NDArray[Any], freed: NDArray[Any]) -> Any:
     """Return max over l of (T_l - sum over j > l of a_j) of one choice a layer."""
     return _moments(transient, freed).max()

@@ -8,6 +8,7 @@ them.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -56,9 +57,7 @@ def completable(problem: LayerProblem, guides: Guides, threshold: int, layer: in
     """Return which labels some layers before them may complete within budget and threshold."""
     keep = np.ones(labels.time.shape, bool)
     for counted, before in guides:
-        share = float(counted[layer])
-        used = labels.memory if labels.base is None else share * labels.memory + (1 - share) * labels.base
-        rest = before.value[:, layer, labels.strategy]
+        used, rest = _used(counted, layer, labels), before.value[:, layer, labels.strategy]
         room = most_weighted(problem, before, threshold)
         keep &= used + rest[-1] <= problem.budget + SLACK * abs(problem.budget)
         over = used - float(problem.budget)
@@ -67,3 +66,21 @@ def completable(problem: LayerProblem, guides: Guides, threshold: int, layer: in
     if layer == 0:  # complete: integers decide
         keep &= (labels.memory <= problem.budget) & (labels.time <= threshold)
     return keep
+
+
+def promising(problem: LayerProblem, guides: Guides, layer: int, labels: Labels, most: int) -> Labels:
+    """Return `most` labels, those that may be completed with the least time by what the guides know."""
+    if len(labels.time) <= most:
+        return labels
+    least = labels.time.astype(float)
+    for counted, before in guides:
+        over, rest = _used(counted, layer, labels) - float(problem.budget), before.value[:, layer, labels.strategy]
+        for number, multiplier in enumerate(before.multipliers.tolist()):
+            np.maximum(least, labels.time + multiplier * over + rest[number], out=least)
+    return labels.take(np.sort(np.argsort(least, kind="stable")[:most]))
+
+
+def _used(counted: Floats, layer: int, labels: Labels) -> Any:
+    """Return what labels count of the memory that a guide sums up."""
+    share = float(counted[layer])
+    return labels.memory if labels.base is None else share * labels.memory + (1 - share) * labels.base

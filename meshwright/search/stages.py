@@ -50,7 +50,7 @@ class Unfinished:
     """What is known of a problem of which time or a cap has ended the search."""
 
     table: Table | None = None  # of several stages
-    decided: set[Part] = field(default_factory=set[Part])  # of one stage
+    proved: dict[Part, int] = field(default_factory=dict[Part, int])  # of one stage
 
     @property
     def can_widen(self) -> bool:
@@ -152,7 +152,7 @@ def solve_below(
     best = Best(ticks=limit)
     first_by = deadline if best.is_known else deadline + _GRACE_S
     if problem.num_stages == 1:
-        lower = solve_one_stage(exact, best, first_by, unfinished.decided)
+        lower = solve_one_stage(exact, best, first_by, unfinished.proved)
     else:
         lower = _closed_form(exact, best) if partitions is None and is_closed_form(exact) else None
         if lower is None:
