@@ -27,6 +27,7 @@ __all__ = ["DEFAULT_TIME_LIMIT_S", "Found", "Infeasible", "Progress", "Request",
 
 _LARGEST_AUTO_BATCH = 1 << 16
 _LEAST_TIME_S = 0.05
+_FEW_SIZES = 32  # batch sizes of a range that are all tried
 _ROUNDING = 1e-9  # sums of the same seconds in another order
 _AUTO_GAIN = 0.005  # "auto" stops when doubling the batch gains less throughput than this
 _AUTO_SHARES = 3  # of the time that is left one batch size gets one
@@ -143,9 +144,11 @@ def _in_words(batch: int | BatchRange) -> str:
 
 
 def _batch_sizes(wanted: int | BatchRange) -> tuple[int, ...]:
-    """Return the batch sizes to try: for a range its ends, powers of two and three halves of them."""
+    """Return the batch sizes to try: of a short range all, of a long one its ends, powers of two and 3/2 of them."""
     if isinstance(wanted, int):
         return (wanted,)
+    if wanted.largest - wanted.smallest < _FEW_SIZES:
+        return tuple(range(wanted.smallest, wanted.largest + 1))
     sizes = {wanted.smallest, wanted.largest}
     power = 1
     while power <= wanted.largest:
@@ -265,9 +268,14 @@ def _proof(request: Request, plan: Plan, lower_bound_s: float) -> Proof:
 
 
 def _fixed(request: Request) -> str:
-    """Return what the request leaves no choice of, in words."""
+    """Return what the request leaves no choice of, and the batch sizes that were tried where there are several."""
     fixed = [(request.num_stages, "stages"), (request.num_micro_batches, "micro-batches")]
     said = [f"{count} {what}" for count, what in fixed if count is not None]
+    batch = request.job.global_batch_size
+    if isinstance(batch, BatchRange):
+        sizes, is_whole = _batch_sizes(batch), batch.largest - batch.smallest < _FEW_SIZES
+        tried = f"{batch.smallest} to {batch.largest}" if is_whole else ", ".join(map(str, sizes))
+        said.append(f"batch sizes {tried}")
     return "".join(f", {what}" for what in said)
 
 

@@ -242,11 +242,20 @@ def test_nothing_to_try_is_an_answer_too():
     assert "no strategy of space ddp can run tiny-llama on 8 devices with a global batch of 4" in outcome.reason
 
 
-def test_a_range_is_as_good_as_each_of_its_sizes():
+@pytest.mark.parametrize(
+    ("given", "tried", "said"),
+    [
+        ("5..32", set(range(5, 33)), "full, batch sizes 5 to 32"),
+        ("5..37", {5, 6, 8, 12, 16, 24, 32, 37}, "full, batch sizes 5, 6, 8, 12, 16, 24, 32, 37"),
+    ],
+)
+def test_a_range_is_as_good_as_each_size_that_it_says(given: str, tried: set[int], said: str):
     options: dict[str, Any] = {"seq_len": 128, "memory": "6MiB"}
-    outcome = found("tiny-llama", "4xcpu", global_batch="5..32", **options)
-    sizes = {tried.global_batch_size for tried in outcome.tried}
-    assert sizes == {5, 6, 8, 12, 16, 24, 32}
+    outcome = found("tiny-llama", "4xcpu", global_batch=given, **options)
+    sizes = {one.global_batch_size for one in outcome.tried}
+    assert sizes == tried
+    assert outcome.plan.proof is not None
+    assert outcome.plan.proof.space == said
     assert outcome.plan.global_batch_size == outcome.plan.job.global_batch_size
     per_sample = step_s(outcome.plan) / outcome.plan.global_batch_size
     for size in sizes:
