@@ -40,7 +40,7 @@ from meshwright.cost.layer import (
     tied_weight_bytes,
 )
 from meshwright.cost.reshard import border_s, relayout_s
-from meshwright.cost.simulate import timeline
+from meshwright.cost.simulate import simulate
 from meshwright.spec.cluster import ClusterSpec
 from meshwright.spec.flops import step_flops
 from meshwright.spec.mesh import Layout
@@ -68,22 +68,22 @@ class StageCost:
 def predict(plan: Plan) -> Prediction:
     """Return the predicted step time and peak memory of `plan`, term by term."""
     stages = [_stage_cost(plan, index) for index in range(plan.num_stages)]
-    simulated = timeline(
+    step_s = simulate(
         plan.schedule,
         [stage.micro_batch.forward.total_s for stage in stages],
         [stage.micro_batch.backward.total_s for stage in stages],
         [stage.step.total_s for stage in stages],
         plan.num_micro_batches,
     )
-    samples_per_s = plan.global_batch_size / simulated.step_s
+    samples_per_s = plan.global_batch_size / step_s
     flops = step_flops(plan.model, plan.job.lengths, plan.global_batch_size)
     peak_flops_per_s = plan.cluster.device.peak_flops_per_s(plan.job.param_dtype) * plan.num_devices
     return Prediction(
-        step_s=simulated.step_s,
+        step_s=step_s,
         samples_per_s=samples_per_s,
         tokens_per_s=samples_per_s * plan.job.tokens_per_sample,
-        mfu=flops / simulated.step_s / peak_flops_per_s,
-        stages=tuple(_stage_prediction(plan, index, stage, simulated.step_s) for index, stage in enumerate(stages)),
+        mfu=flops / step_s / peak_flops_per_s,
+        stages=tuple(_stage_prediction(plan, index, stage, step_s) for index, stage in enumerate(stages)),
         not_measured=not_measured(plan),
     )
 

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from meshwright.spec.schedule import Action, ScheduleName, in_flight, make_schedule
+from meshwright.spec.schedule import ScheduleName, in_flight, make_schedule
 
 _MAX_CELLS = 1 << 23  # actions x candidates held at once: 64 MiB
 
@@ -34,29 +34,7 @@ class _Graph:
     previous: NDArray[np.intp]  # [action] the action before it on its stage
     needed: NDArray[np.intp]  # [action] its prerequisite on another stage
     duration_row: NDArray[np.intp]  # [action] stage for a forward, num_stages + stage for a backward
-    order: tuple[NDArray[np.intp], ...]  # [stage][position] action
     last: NDArray[np.intp]  # [stage] the last action
-
-
-@dataclass(frozen=True, kw_only=True)
-class StageTimeline:
-    """What one stage does in a step; `bubble_s` is the idle time between 0 and the end of the step."""
-
-    actions: tuple[Action, ...]
-    start_s: tuple[float, ...]  # [position]
-    end_s: tuple[float, ...]  # [position]
-    step_start_s: float  # the once-a-step work follows the last action
-    step_end_s: float
-    busy_s: float
-    bubble_s: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class Timeline:
-    """A simulated step: its length and what every stage does."""
-
-    step_s: float
-    stages: tuple[StageTimeline, ...]
 
 
 def simulate(
@@ -90,38 +68,6 @@ def simulate_many(
         for at in range(0, num_candidates, chunk)
     ]
     return np.concatenate(times) if times else np.zeros(0, np.result_type(forward, backward, step))
-
-
-def timeline(
-    schedule_name: ScheduleName,
-    forward_s: ArrayLike,
-    backward_s: ArrayLike,
-    step_s: ArrayLike,
-    num_micro_batches: int,
-) -> Timeline:
-    """Return start and end of every action; the arrays are [stage]."""
-    forward, backward, step = (np.asarray(values, float) for values in (forward_s, backward_s, step_s))
-    graph = _graph(schedule_name, len(forward), num_micro_batches)
-    ends = _end_times(graph, forward[None, :], backward[None, :])[:, 0]
-    schedule = make_schedule(schedule_name, len(forward), num_micro_batches)
-    durations = np.concatenate([forward, backward])[graph.duration_row]
-    total = float(np.max(ends[graph.last] + step))
-    stages: list[StageTimeline] = []
-    for stage, actions in enumerate(schedule):
-        end, duration = ends[graph.order[stage]], durations[graph.order[stage]]
-        busy = float(num_micro_batches * (forward[stage] + backward[stage]) + step[stage])
-        stages.append(
-            StageTimeline(
-                actions=actions,
-                start_s=tuple((end - duration).tolist()),
-                end_s=tuple(end.tolist()),
-                step_start_s=float(end[-1]),
-                step_end_s=float(end[-1] + step[stage]),
-                busy_s=busy,
-                bubble_s=total - busy,
-            )
-        )
-    return Timeline(step_s=total, stages=tuple(stages))
 
 
 def _step_times(graph: _Graph, forward: NDArray[Any], backward: NDArray[Any], step: NDArray[Any]) -> NDArray[Any]:
@@ -171,13 +117,11 @@ def _graph(name: ScheduleName, num_stages: int, num_micro_batches: int) -> _Grap
     needed_b = np.where(stage == num_stages - 1, nothing, place + 2 * num_micro_batches)
     previous, needed = np.where(is_backward, before_b, before_f), np.where(is_backward, needed_b, needed_f)
     sorted_depths = depths[keys]
-    order = tuple(np.flatnonzero(stage[keys] == i) for i in range(num_stages))
     return _Graph(
         num_actions=count,
         level_starts=tuple(np.searchsorted(sorted_depths, np.arange(int(sorted_depths[-1]) + 2)).tolist()),
         previous=index[previous[keys]],
         needed=index[needed[keys]],
         duration_row=stage[keys] + num_stages * is_backward[keys],
-        order=order,
-        last=np.array([actions[-1] for actions in order], np.intp),
+        last=np.array([np.flatnonzero(stage[keys] == i)[-1] for i in range(num_stages)], np.intp),
     )

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from meshwright.cost.simulate import simulate, simulate_many, timeline
+from meshwright.cost.simulate import simulate, simulate_many
 from meshwright.spec.schedule import Action, ScheduleName, make_schedule, prerequisites
 
 SCHEDULES: tuple[ScheduleName, ...] = ("1f1b", "gpipe")
@@ -65,20 +65,6 @@ def test_many_candidates_are_independent() -> None:
     together = simulate_many("1f1b", forward, backward, step, 12)
     alone = [simulate("1f1b", forward[at], backward[at], step[at], 12) for at in range(20)]
     assert together.tolist() == alone
-
-
-@pytest.mark.parametrize("name", SCHEDULES)
-def test_timeline_shows_the_same_step(name: ScheduleName) -> None:
-    forward, backward, step = [1.0, 2.0, 1.5], [2.0, 3.0, 3.5], [1.0, 0.0, 9.0]
-    total, ends = event_loop(name, forward, backward, step, 5)
-    shown = timeline(name, forward, backward, step, 5)
-    assert shown.step_s == total
-    for stage, row in enumerate(shown.stages):
-        assert row.end_s == tuple(ends[stage, action] for action in row.actions)
-        assert all(begin >= end for end, begin in zip(row.end_s, row.start_s[1:], strict=False))
-        assert row.busy_s == 5 * (forward[stage] + backward[stage]) + step[stage]
-        assert row.busy_s + row.bubble_s == total
-        assert row.step_end_s - row.step_start_s == step[stage]
 
 
 def test_shapes_are_checked() -> None:
