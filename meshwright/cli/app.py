@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+from typing import cast
 
 import typer
 from pydantic import ValidationError
@@ -32,6 +33,9 @@ from meshwright.cli.tune import tune
 from meshwright.errors import UserError
 from meshwright.files import explain
 
+# What all complaints of the option parser are, which has no public name.
+_WRONG_USE = cast(type[typer.BadParameter], typer.BadParameter.__base__)
+
 app = typer.Typer(
     name="meshwright",
     help="Finds the fastest hybrid-parallel way to train a Transformer on given devices, and trains with it.",
@@ -49,17 +53,36 @@ app.add_typer(import_app)
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run the command line and exit. Wrong options end in typer's own message, also with code 2."""
+    """Run the command line and exit."""
     code = BAD_INPUT
     try:
-        app(args=arguments)
+        code = (
+            app(args=arguments, prog_name="meshwright", standalone_mode=False) or 0
+        )  # a number where a command ended with one
+    except _WRONG_USE as error:
+        said = error.format_message()
+        if "\n" in said:  # the help of a command that was called with nothing
+            sys.stderr.write(f"{said}\n")
+        elif _is_first_rank():
+            _complain(_in_one_line(error))
     except UserError as error:
         code = error.exit_code
-        if not error.on_every_rank or os.environ.get("RANK", "0") == "0":
+        if not error.on_every_rank or _is_first_rank():
             _complain(str(error))
     except ValidationError as error:
         _complain(explain(error))
     sys.exit(code)
+
+
+def _is_first_rank() -> bool:
+    return os.environ.get("RANK", "0") == "0"
+
+
+def _in_one_line(error: typer.BadParameter) -> str:
+    """Return what is wrong with the options of a command, and where all of them are listed."""
+    said = error.format_message().rstrip(".")
+    where = "meshwright" if error.ctx is None else error.ctx.command_path
+    return f"{where}: {said[:1].lower()}{said[1:]}; {where} --help lists what there is"
 
 
 def _complain(line: str) -> None:

@@ -24,15 +24,14 @@ Change = Callable[[dict[str, Any]], object]
 class Bad:
     """A command that must be refused, and words of its one line.
 
-    `files` are written first; a name that ends in a slash is a folder. `usage` marks what typer
-    refuses in its own words. `keeps` is a pattern of files that are whole and may stay.
+    `files` are written first; a name that ends in a slash is a folder. `keeps` is a pattern of files that are whole
+    and may stay.
     """
 
     name: str
     command: tuple[str, ...]
     says: str
     files: Mapping[str, Content] = field(default_factory=dict)
-    usage: bool = False
     keeps: str = ""
 
     def write_files(self, folder: Path) -> None:

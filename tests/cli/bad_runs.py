@@ -336,9 +336,9 @@ OUTPUTS = [
 ]  # fmt: skip
 
 USAGE = [
-    Bad(name=f"usage: {name}", command=command, says=says, usage=True)
+    Bad(name=f"usage: {name}", command=command, says=says)
     for name, command, says in (
-        ("nothing", ("plan",), "Missing option"),
+        ("nothing", ("plan",), "missing option"),
         ("unknown command", ("fly",), "fly"),
         ("unknown option", (*ask(), "--fast"), "--fast"),
         ("no value", (*ask(), "--memory"), "--memory"),
@@ -354,14 +354,14 @@ USAGE = [
         ("time-limit 0", ask(time_limit="0"), "--time-limit"),
         ("time-limit soon", ask(time_limit="soon"), "--time-limit"),
         ("zero-stage 4", ("predict", *question(zero_stage="4")), "--zero-stage"),
-        ("no plan", ("train",), "Missing argument"),
+        ("no plan", ("train",), "missing argument"),
         ("local 0", train("--local", "0"), "--local"),
         ("task flying", train("--task", "flying"), "--task"),
         ("held-out 1", train("--held-out", "1"), "--held-out"),
         ("steps 0", train("--steps", "0"), "--steps"),
         ("seed -1", train("--seed", "-1"), "--seed"),
         ("an argument more", ("show", "a.json", "b.json"), "unexpected extra argument"),
-        ("no metrics", ("compare", "plan.json"), "Missing argument"),
+        ("no metrics", ("compare", "plan.json"), "missing argument"),
     )
 ]
 

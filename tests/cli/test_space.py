@@ -156,4 +156,4 @@ def test_bad_input_is_one_line(run: Run, options: list[str], says: str):
 def test_devices_are_a_count(run: Run, devices: str):
     code, out, err = run("space", "--", devices)
     assert (code, out) == (2, "")
-    assert "Error: Invalid value for 'devices'" in err
+    assert err.startswith("error: meshwright space: invalid value for 'devices'")
