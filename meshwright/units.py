@@ -86,3 +86,8 @@ def show_percent(fraction: float) -> str:
 def _three_digits(value: float) -> str:
     digits = 2 if abs(value) < 10 else 1 if abs(value) < 100 else 0  # noqa: PLR2004 three significant digits
     return f"{value:.{digits}f}"
+
+
+def several(count: int, what: str, ending: str = "s") -> str:
+    """Return a number of things in words: 1 stage, 2 stages."""
+    return f"{count:,} {what}{ending if count != 1 else ''}"

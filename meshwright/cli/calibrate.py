@@ -18,7 +18,7 @@ from meshwright.files import check_writable, is_folder, write_spec
 from meshwright.report.compare import measured_steps
 from meshwright.search.planner import load_plan
 from meshwright.spec.calibration import Calibration
-from meshwright.units import show_percent
+from meshwright.units import several, show_percent
 
 _FEW = 3
 
@@ -67,4 +67,4 @@ def _show(found: Calibration) -> None:
         )
     show_line(f"memory: x {found.memory_factor:.3g} (runs lie within {show_percent(found.memory_spread_share)} of it)")
     if found.num_runs < _FEW:
-        show_line(f"from {found.num_runs} run{'s' if found.num_runs > 1 else ''}: more, of different plans, say more")
+        show_line(f"from {several(found.num_runs, 'run')}: more, of different plans, say more")

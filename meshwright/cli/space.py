@@ -37,6 +37,7 @@ from meshwright.search.tree import RULES, Candidates, Path, Tree, candidates
 from meshwright.spec import library
 from meshwright.spec.model import ModelSpec
 from meshwright.spec.schedule import ScheduleName
+from meshwright.units import several
 
 _MOST_DEVICES = 1 << 14  # far above any cluster: a slip of the hand is an error and not a listing without end
 _LISTED = ("T1", "T2")  # no search can do without them: without them, what they drop is listed
@@ -149,8 +150,7 @@ def _why_no_stages(space: Space, model: ModelSpec, num_stages: int) -> str:
 
 
 def _title(one: Tree) -> str:
-    devices = f"{one.num_devices} device{'s' if one.num_devices > 1 else ''}"
-    return f"{one.num_stages} stage{'s' if one.num_stages > 1 else ''} of {devices}"
+    return f"{several(one.num_stages, 'stage')} of {several(one.num_devices, 'device')}"
 
 
 def _row(space: Space, path: Path) -> tuple[tuple[str, ...], str]:

@@ -25,6 +25,12 @@ from meshwright.spec.model import (
 )
 
 
+class OnlyPricedError(UserError):
+    """There is no module for a layer, which every rank says alike."""
+
+    on_every_rank = True
+
+
 def build_layer(spec: LayerSpec) -> nn.Module:
     """Return the module of one layer, on torch's current default device, its values not set.
 
@@ -32,7 +38,7 @@ def build_layer(spec: LayerSpec) -> nn.Module:
     one targets too, and `at`: where in a training it runs, for dropout.
     """
     if reason := why_only_priced(spec):
-        raise UserError(f"{reason} can be planned and priced, but not trained yet")
+        raise OnlyPricedError(f"{reason} can be planned and priced, but not trained yet")
     match spec:
         case EmbeddingLayer():
             return Embedding(spec)

@@ -14,7 +14,7 @@ from typing import Any
 from rich.table import Table
 
 from meshwright.errors import UserError
-from meshwright.report.text import SORTS, plain_table
+from meshwright.report.text import SORTS, plain_table, shown_per_s, throughput_cell, throughput_unit
 from meshwright.spec.plan import Plan, Prediction
 from meshwright.units import GiB, show_bytes, show_percent, show_seconds
 
@@ -113,14 +113,16 @@ def losses_sentence(slower_fraction: float, slower_s: float, terms_s: Mapping[st
 
 def curve_table(points: Sequence[tuple[int, Plan, bool, float | None]], own_bytes: int) -> Table:
     """Return (budget, best plan, whether it is the one for less memory, gap) as a line a budget, and what changes."""
-    table = plain_table("memory", "tokens/s", "step", "of the fastest", "gap", *_PLAN_COLUMNS, "")
+    table = plain_table(
+        "memory", throughput_unit(plan for _, plan, _, _ in points), "step", "of the fastest", "gap", *_PLAN_COLUMNS, ""
+    )
     fastest_s = min((_predicted(plan).step_s for _, plan, _, _ in points), default=0.0)
     for memory_bytes, plan, carried, gap in points:
         predicted = _predicted(plan)
         cells = ("as above", "", "") if carried else _in_short(plan)
         table.add_row(
             show_bytes(memory_bytes),
-            f"{predicted.tokens_per_s:,.0f}",
+            throughput_cell(plan),
             show_seconds(predicted.step_s),
             _share(fastest_s / predicted.step_s),
             "-" if gap is None else f"{100 * gap:.2g} %",
@@ -136,14 +138,15 @@ def more_memory_sentence(extra_bytes: int, before: Plan, after: Plan, gap: float
     """Return what another GiB of memory buys."""
     if not extra_bytes:
         return f"the budget is all the memory that {before.cluster.device.name} has"
-    gained = _predicted(after).tokens_per_s - _predicted(before).tokens_per_s
-    fraction = gained / _predicted(before).tokens_per_s
+    gained = shown_per_s(after) - shown_per_s(before)
+    fraction = gained / shown_per_s(before)
     unknown = "how much is possible is not known" if gap is None else f"{100 * gap:.2g} % of the step at most"
     doubt = "" if gap == 0 else f" (a longer search may find more: {unknown})"
     if fraction <= _NOTHING:
         return f"{show_bytes(extra_bytes)} more memory buys nothing{doubt}"
+    unit = throughput_unit([after])
     return (
-        f"{show_bytes(extra_bytes)} more memory buys {gained:,.0f} tokens/s ({show_percent(fraction)}){doubt}: "
+        f"{show_bytes(extra_bytes)} more memory buys {gained:,.0f} {unit} ({show_percent(fraction)}){doubt}: "
         f"{what_changes(before, after)}"
     )
 
@@ -163,11 +166,12 @@ def reason_lines(reasons: Sequence[str]) -> list[str]:
 
 def fixes_table(rows: Iterable[tuple[str, Sequence[str], Sequence[str], Plan]]) -> Table:
     """Return changes that make it fit: (what, options to type, options to leave out, the plan that it gives)."""
-    table = plain_table("what would fit", "type", "step", "tokens/s", *_PLAN_COLUMNS)
+    rows = list(rows)
+    unit = throughput_unit(plan for *_, plan in rows)
+    table = plain_table("what would fit", "type", "step", unit, *_PLAN_COLUMNS)
     for what, options, leave_out, plan in rows:
         typed = " ".join(options) + (f" (without {', '.join(leave_out)})" if leave_out else "")
-        predicted = _predicted(plan)
-        cells = (show_seconds(predicted.step_s), f"{predicted.tokens_per_s:,.0f}")
+        cells = (show_seconds(_predicted(plan).step_s), throughput_cell(plan))
         table.add_row(what, typed or "-", *cells, *_in_short(plan))
     return table
 
@@ -185,14 +189,14 @@ def save_curve(points: Sequence[tuple[int, Plan]], own_bytes: int, path: Path) -
 
     plan = points[0][1]
     memory_gib = [memory_bytes / GiB for memory_bytes, _ in points]
-    tokens_per_s = [_predicted(plan).tokens_per_s for _, plan in points]
+    per_s = [shown_per_s(plan) for _, plan in points]
     figure: Any = Figure(figsize=_INCHES, layout="constrained")  # its methods are annotated in part only
     axes = figure.add_subplot()
     # Between two budgets the plan for the smaller one is what is known to fit.
-    axes.step(memory_gib, tokens_per_s, where="post", marker="o")
+    axes.step(memory_gib, per_s, where="post", marker="o")
     axes.axvline(own_bytes / GiB, linestyle=":", color="grey", label="budget of the plan")
     axes.set_xlabel("memory of a device (GiB)")
-    axes.set_ylabel("tokens/s (predicted)")
+    axes.set_ylabel(f"{throughput_unit([plan])} (predicted)")
     axes.set_ylim(bottom=0)
     axes.set_title(f"{plan.model.name} on {plan.cluster.name}, batch {plan.global_batch_size} x {plan.job.seq_len}")
     axes.legend(loc="lower right")

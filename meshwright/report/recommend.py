@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from rich.table import Table
 
-from meshwright.report.text import plain_table
+from meshwright.report.text import plain_table, throughput_cell, throughput_unit
 from meshwright.spec.plan import Plan
 from meshwright.units import show_bytes, show_seconds
 
@@ -14,7 +14,16 @@ from meshwright.units import show_bytes, show_seconds
 def sizes_table(rows: Sequence[tuple[str, Plan | None, str, float | None]]) -> Table:
     """Return clusters with the plan for each, why there is none, and what a billion tokens cost."""
     with_cost = any(cost is not None for *_, cost in rows)
-    columns = ["cluster", "step", "tokens/s", "a device", "mfu", "peak", "stages", "strategies"]
+    columns = [
+        "cluster",
+        "step",
+        throughput_unit(plan for _, plan, _, _ in rows),
+        "a device",
+        "mfu",
+        "peak",
+        "stages",
+        "strategies",
+    ]
     table = plain_table(*columns, *(["a billion tokens"] if with_cost else []))
     for cluster, plan, reason, cost in rows:
         if plan is None or plan.predicted is None:
@@ -25,8 +34,8 @@ def sizes_table(rows: Sequence[tuple[str, Plan | None, str, float | None]]) -> T
         table.add_row(
             cluster,
             show_seconds(predicted.step_s),
-            f"{predicted.tokens_per_s:,.0f}",
-            f"{predicted.tokens_per_s / plan.num_devices:,.0f}",
+            throughput_cell(plan),
+            throughput_cell(plan, plan.num_devices),
             f"{100 * predicted.mfu:.1f} %",
             show_bytes(predicted.peak_bytes),
             str(plan.num_stages),

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from meshwright.spec.parameters import num_parameters
 from meshwright.spec.plan import LayerRun, Plan, Prediction
-from meshwright.units import show_bytes, show_count, show_percent, show_seconds
+from meshwright.units import several, show_bytes, show_count, show_percent, show_seconds
 
 
 def plan_view(plan: Plan) -> RenderableType:
@@ -26,12 +26,11 @@ def plan_view(plan: Plan) -> RenderableType:
 
 def summary_line(plan: Plan) -> str:
     """Return one line on the job that the plan is for."""
-    job = plan.job
     return (
         f"{plan.model.name} ({show_count(num_parameters(plan.model))} parameters, {plan.model.num_blocks} blocks) on "
-        f"{plan.cluster.name}: batch {sample_words(plan)} in {plan.num_micro_batches} "
-        f"micro-batches of {plan.micro_batch_samples}, {job.param_dtype}, {plan.schedule}, "
-        f"{plan.num_stages} stage{'s' if plan.num_stages > 1 else ''} of {plan.stage_devices} devices"
+        f"{plan.cluster.name}: batch {sample_words(plan)} in {several(plan.num_micro_batches, 'micro-batch', 'es')} of "
+        f"{plan.micro_batch_samples}, {plan.job.param_dtype}, {plan.schedule}, {several(plan.num_stages, 'stage')} of "
+        f"{several(plan.stage_devices, 'device')}"
     )
 
 
@@ -46,10 +45,26 @@ def sample_words(plan: Plan) -> str:
 
 
 def throughput_words(plan: Plan, predicted: Prediction) -> str:
-    """Return the throughput in what users of the model count."""
-    if plan.model.fixed_seq_len:
-        return f"{predicted.samples_per_s:,.1f} images/s ({predicted.tokens_per_s:,.0f} tokens/s)"
-    return f"{predicted.tokens_per_s:,.0f} tokens/s"
+    """Return the throughput in what users of the model count; of images the tokens too."""
+    tokens = f"{predicted.tokens_per_s:,.0f} tokens/s"
+    return f"{shown_per_s(plan):,.1f} images/s ({tokens})" if plan.model.fixed_seq_len else tokens
+
+
+def throughput_unit(plans: Iterable[Plan | None]) -> str:
+    """Return what the throughput of plans for one model is counted in."""
+    return "images/s" if any(plan is not None and plan.model.fixed_seq_len for plan in plans) else "tokens/s"
+
+
+def shown_per_s(plan: Plan) -> float:
+    """Return the predicted tokens a second, of a model of images those."""
+    assert plan.predicted is not None  # noqa: S101 callers show predicted plans
+    return plan.predicted.samples_per_s if plan.model.fixed_seq_len else plan.predicted.tokens_per_s
+
+
+def throughput_cell(plan: Plan, devices: int = 1) -> str:
+    """Return the throughput as a number, of one of so many devices; few images a second with a decimal."""
+    value = shown_per_s(plan) / devices
+    return f"{value:,.1f}" if plan.model.fixed_seq_len and value < _MANY_IMAGES else f"{value:,.0f}"
 
 
 def proof_line(plan: Plan) -> str:
@@ -166,7 +181,9 @@ def memory_table(plan: Plan) -> Table:
 
 def comparison_table(rows: Iterable[tuple[str, Plan | None, str]]) -> Table:
     """Return plans side by side: (name, plan or None, remark)."""
-    table = plain_table("plan", "step", "tokens/s", "peak", "stages", "micro-batches", "strategies", "remark")
+    rows = list(rows)
+    unit = throughput_unit(plan for _, plan, _ in rows)
+    table = plain_table("plan", "step", unit, "peak", "stages", "micro-batches", "strategies", "remark")
     for name, plan, remark in rows:
         if plan is None or plan.predicted is None:
             table.add_row(name, "-", "-", "-", "-", "-", "-", remark)
@@ -174,7 +191,7 @@ def comparison_table(rows: Iterable[tuple[str, Plan | None, str]]) -> Table:
         table.add_row(
             name,
             show_seconds(plan.predicted.step_s),
-            f"{plan.predicted.tokens_per_s:,.0f}",
+            throughput_cell(plan),
             show_bytes(plan.predicted.peak_bytes),
             "+".join(str(stage.num_layers) for stage in plan.stages),
             str(plan.num_micro_batches),
@@ -197,6 +214,7 @@ def why_it_loses(other: Plan, best: Plan) -> str:
     return f"{show_percent(slower)} time a sample, mostly {SORTS[worst]} ({show_seconds(worst_s)} a step more)"
 
 
+_MANY_IMAGES = 100  # a second: from here on no decimal is shown
 SORTS = {
     "compute_s": "compute",
     "recompute_s": "recomputation",

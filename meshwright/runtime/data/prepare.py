@@ -74,7 +74,12 @@ def open_data(model: ModelSpec, job: JobSpec, request: DataRequest, progress: Pr
         raise UserError(f"data: {model.name} is trained on {task}, for which there are no usual data; give some")
     sources = request.sources or DEFAULT_SOURCES[task]
     if task == "images":
+        if request.tokenizer != BYTES:
+            raise UserError(f"tokenizer: {model.name} is trained on images, which have none; leave the option out")
         return _image_data(model, sources, request)
+    arrays = [source for source in sources if str(source).endswith(".npz")]
+    if arrays:
+        raise UserError(f"data: {arrays[0]} holds arrays, and {model.name} is trained on {task}; give text or tokens")
     tokenizer = load_tokenizer(request.tokenizer)
     if task == "labelled-text":
         return _labelled_data(model, job, sources, request, tokenizer)
