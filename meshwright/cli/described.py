@@ -35,9 +35,10 @@ from meshwright.cost.predict import predict as price
 from meshwright.errors import UserError
 from meshwright.search.planner import calibrated, load_plan, make_budget
 from meshwright.search.space import even_boundaries
+from meshwright.search.tree import divisors
 from meshwright.spec import library
-from meshwright.spec.base import divide
 from meshwright.spec.job import JobSpec
+from meshwright.spec.legality import why_illegal
 from meshwright.spec.plan import Plan, StagePlan
 from meshwright.spec.sample import sample_lengths
 from meshwright.spec.schedule import ScheduleName
@@ -174,14 +175,27 @@ def _run_options(given: dict[str, Any]) -> RunOptions:
 
 def _replicas(given: dict[str, Any]) -> int:
     devices = library.cluster(given["cluster"]).num_devices
-    of_stage = divide(devices, given["pp"], "devices over pp")
-    return divide(divide(of_stage, given["tp"], "devices of a stage over tp"), given["cp"], "their replicas over cp")
+    of_stage = _divided(given, "pp", devices, "devices")
+    replicas = _divided(given, "tp", of_stage, "devices of a stage")
+    return _divided(given, "cp", replicas, "groups of tp in a stage")
+
+
+def _divided(given: dict[str, Any], name: str, total: int, what: str) -> int:
+    """Return `total` over the option `name`, or raise UserError that says which values divide it."""
+    parts: int = given[name]
+    if total % parts:
+        allowed = ", ".join(map(str, divisors(total)))
+        raise UserError(f"{name.replace('_', '-')}: {parts} does not divide {total} {what}; use one of {allowed}")
+    return total // parts
 
 
 def _micro_batch_size(given: dict[str, Any]) -> int:
     if given["micro_batch_size"] is None:
-        samples = divide(given["global_batch"], given["micro_batches"] or 1, "global-batch over micro-batches")
-        return divide(samples, _replicas(given), "micro-batch over replicas")
+        batch, replicas = given["global_batch"], _replicas(given)
+        samples = batch if given["micro_batches"] is None else _divided(given, "micro_batches", batch, "samples a step")
+        if samples % replicas:
+            raise UserError(f"global-batch: a micro-batch of {samples} samples does not split over {replicas} replicas")
+        return samples // replicas
     if given["micro_batches"] is not None:
         raise UserError("micro-batch-size: says how many micro-batches there are, and so does micro-batches; drop one")
     return given["micro_batch_size"]
@@ -190,9 +204,15 @@ def _micro_batch_size(given: dict[str, Any]) -> int:
 def _micro_batches(given: dict[str, Any]) -> int:
     """Return the micro-batches of a step: given, or from the samples of one replica (Megatron's meaning)."""
     if given["micro_batch_size"] is None:
+        if given["micro_batches"] is not None:
+            _divided(given, "micro_batches", given["global_batch"], "samples a step")
         return given["micro_batches"] or 1
-    samples = _micro_batch_size(given) * _replicas(given)
-    return divide(given["global_batch"], samples, "global-batch over micro-batch-size x replicas")
+    size, replicas = _micro_batch_size(given), _replicas(given)
+    if given["global_batch"] % (size * replicas):
+        raise UserError(
+            f"micro-batch-size: {given['global_batch']} samples a step are no multiple of {size} on {replicas} replicas"
+        )
+    return given["global_batch"] // (size * replicas)
 
 
 def _uniform_plan(given: dict[str, Any]) -> Plan:
@@ -218,6 +238,11 @@ def _uniform_plan(given: dict[str, Any]) -> Plan:
         raise UserError(
             f"pp: {given['pp']} stages need at least {given['pp']} blocks, but {model.name} has {model.num_blocks}"
         )
+    num_micro_batches = _micro_batches(given)
+    for layer in dict.fromkeys(model.layers):
+        reason = why_illegal(layer, strategy, job.batch_size // num_micro_batches)
+        if reason is not None:
+            raise UserError(f"{layer.kind.replace('_', ' ')}: {reason}")
     block = strategy.model_copy(update={"recompute": "full"}) if given["recompute"] else strategy
     chosen = [strategy, *[block] * (len(model.layers) - 2), strategy]
     return Plan(
@@ -227,7 +252,7 @@ def _uniform_plan(given: dict[str, Any]) -> Plan:
         budget=budget,
         num_devices=cluster.num_devices,
         global_batch_size=job.batch_size,
-        num_micro_batches=_micro_batches(given),
+        num_micro_batches=num_micro_batches,
         schedule=given["schedule"],
         stages=tuple(StagePlan.of(chosen[low:high]) for low, high in pairwise(bounds)),
     )
@@ -244,4 +269,7 @@ def _strategy(given: dict[str, Any], dp: int) -> Strategy:
             raise UserError(f"dp-shard: {dp_shard} needs zero-stage 2 or 3 and a dp of at least 2 (dp is {dp})")
         return Strategy(tp=tp, dp_replicate=dp)
     shards = dp if dp_shard is None else dp_shard
-    return Strategy(tp=tp, dp_replicate=divide(dp, shards, "dp over dp-shard"), dp_shard=shards, zero_stage=zero_stage)
+    if dp % shards:
+        allowed = ", ".join(map(str, divisors(dp)))
+        raise UserError(f"dp-shard: {shards} does not divide a dp of {dp}; use one of {allowed}")
+    return Strategy(tp=tp, dp_replicate=dp // shards, dp_shard=shards, zero_stage=zero_stage)

@@ -83,7 +83,7 @@ TASKS = [
     of_file("too little to mask", BERT_PLAN.replace('"vocab_size": 256', '"vocab_size": 257').replace(
             '"padded_vocab_size": 256', '"padded_vocab_size": 384'),
             "the train split has 95 tokens, but one sample of seq_len 128 needs 128", "t.txt", TEXT[:99], _MADE),
-    of_file("an archive of images for text", PLAN, "i.npz holds arrays, and tiny-llama is trained on causal; give text", "i.npz",
+    of_file("an archive for text", PLAN, "data: i.npz holds arrays, and tiny-llama is trained on causal", "i.npz",
             npz(images=IMAGES, labels=LABELS)),
     of_task("a tokenizer for images", VIT_PLAN, "tokenizer: tiny-vit is trained on images, which have none", {},
             "--tokenizer", "vocab.txt"),
