@@ -129,7 +129,9 @@ def curve_table(points: Sequence[tuple[int, Plan, bool, float | None]], own_byte
             *cells,
             "the plan's budget" if memory_bytes == own_bytes else "",
         )
-    table.caption = "gap: how far from the best plan for that memory this one can be, for the time the search had"
+    held_back = max((plan.budget.reserved_bytes for _, plan, _, _ in points), default=0)
+    memory = f"memory: all of a device, {show_bytes(held_back)} of it held back; " if held_back else ""
+    table.caption = f"{memory}gap: how far from the best plan for that memory this one can be, for the search's time"
     table.caption_justify = "left"
     return table
 

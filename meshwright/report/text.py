@@ -235,16 +235,19 @@ def _slowest_s(plan: Plan) -> dict[str, float]:
 
 
 def _layer_names(plan: Plan, first: int, run: LayerRun) -> str:
-    """Return the layers of a run in words: embedding, blocks 3-7, head."""
-    last = len(plan.model.layers) - 1
-    names: list[str] = []
-    blocks = [index for index in range(first, first + run.num_layers) if 0 < index < last]
-    if first == 0:
-        names.append("embedding")
-    if blocks:
-        names.append(f"blocks {blocks[0]}-{blocks[-1]}" if len(blocks) > 1 else f"block {blocks[0]}")
-    if first + run.num_layers - 1 == last:
-        names.append("head")
+    """Return the layers of a run in words: embedding, blocks 3-7, merge, block 8, head; merges are no blocks."""
+    last, merges = len(plan.model.layers) - 1, plan.model.merges
+    number, names, blocks = first - sum(merge < first for merge in merges), list[str](), list[int]()
+    for index in range(first, first + run.num_layers):
+        is_block = 0 < index < last and index not in merges
+        if is_block:
+            blocks.append(number)
+        if blocks and (not is_block or index == first + run.num_layers - 1):
+            names.append(f"blocks {blocks[0]}-{blocks[-1]}" if len(blocks) > 1 else f"block {blocks[0]}")
+            blocks = []
+        if not is_block:
+            names.append("embedding" if index == 0 else "head" if index == last else "merge")
+        number += is_block or index == 0
     return ", ".join(names)
 
 

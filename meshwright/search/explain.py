@@ -24,7 +24,7 @@ from meshwright.search.fixes import searched
 from meshwright.search.space import SPACES, Space, divisors, find_space, stage_counts, strategies
 from meshwright.search.wanted import Wanted
 from meshwright.spec.legality import why_illegal
-from meshwright.spec.model import AnyBlock, ModelSpec
+from meshwright.spec.model import AnyBlock, MergeLayer, ModelSpec
 from meshwright.spec.plan import Plan, Prediction
 from meshwright.spec.strategy import Strategy
 from meshwright.units import GiB, show_bytes, show_seconds
@@ -355,7 +355,10 @@ def _why_no_strategy(devices: int, wanted: Wanted) -> str:
                 continue
             words = " and ".join(f"{_WORDS[name]}={asked[name]}" for name in names)
             if size > 1:
-                return f"{words} exclude each other on {where}"
+                why = ""
+                if {"tp", "zero_stage"} <= {*names} and asked["tp"] == devices:
+                    why = ": tp takes them all, and ZeRO shards over data-parallel ranks"
+                return f"{words} exclude each other on {where}{why}"
             values = sorted({getattr(strategy, names[0]) for strategy in everything})
             return f"{words} is not possible on {where}; possible: {_listed(values)}"
     return ""
@@ -409,7 +412,7 @@ def _broken_rules(model: ModelSpec, candidates: list[Strategy], micro_batch_samp
         if isinstance(group.layer, AnyBlock) and all(rule is not None for _, rule in rules):
             for strategy, rule in rules:
                 found.setdefault(f"{where}: {rule}", []).append(strategy.label)
-        first = last + 1
+        first += 0 if isinstance(group.layer, MergeLayer) else group.num_layers  # merges are no blocks
     return found
 
 

@@ -18,6 +18,7 @@ from meshwright.report.text import (
     time_table,
     why_it_loses,
 )
+from meshwright.spec.library import model
 from meshwright.spec.plan import Plan, Proof
 from meshwright.spec.strategy import Strategy
 from meshwright.units import show_bytes, show_seconds
@@ -51,6 +52,15 @@ def test_the_summary_names_the_job(plan: Plan):
     for part in ("tiny-llama", "4 blocks", "8xcpu", "batch 32 x 128 tokens", "4 micro-batches of 8", "bf16", "1f1b"):
         assert part in line
     assert "2 stages of 4 devices" in line
+
+
+def test_merges_are_no_blocks():
+    swin = model("tiny-swin")
+    assert swin.fixed_seq_len is not None
+    strategies = [Strategy(dp_replicate=2)] * len(swin.layers)
+    made = by_hand(swin, "4xcpu", strategies, batch=8, seq_len=swin.fixed_seq_len, sizes=[3, len(swin.layers) - 3])
+    names = [" ".join(line.split()[2:-1]) for line in text(strategy_table(made)).splitlines()[1:]]
+    assert names == ["embedding, blocks 1-2", "merge, blocks 3-4, head"]
 
 
 def test_every_layer_has_its_row(plan: Plan):
