@@ -25,7 +25,7 @@ from meshwright.spec.base import Dtype, divide, dtype_bytes
 from meshwright.spec.cluster import ClusterSpec, DeviceSpec
 from meshwright.spec.job import JobSpec
 from meshwright.spec.mesh import MeshShape
-from meshwright.spec.model import AnyBlock, EmbeddingLayer, HeadLayer, LayerSpec, ModelSpec
+from meshwright.spec.model import EmbeddingLayer, HeadLayer, LayerSpec, ModelSpec
 from meshwright.spec.parameters import ParameterSpec, layer_parameters
 from meshwright.spec.plan import needs_copy
 from meshwright.spec.profile import CollectiveOp, UnitOp
@@ -163,22 +163,17 @@ def tied_weight_bytes(model: ModelSpec, strategy: Strategy, job: JobSpec) -> int
     return padded_elements((_tied_weight(model),), strategy.tp, 1) * dtype_bytes(job.param_dtype)
 
 
-def tied_transient_bytes(
-    model: ModelSpec, layer: LayerSpec, strategy: Strategy, num_stages: int, passes: Passes, job: JobSpec
-) -> int:
-    """Return at least what a weight tied on one stage adds while `layer` runs backward; 0 where it is not.
+def tied_transient_bytes(model: ModelSpec, layer: LayerSpec, strategy: Strategy, num_stages: int, job: JobSpec) -> int:
+    """Return what a weight tied on one stage adds while the embedding runs backward; 0 elsewhere."""
+    is_tied_here = model.tied_embedding and num_stages == 1
+    is_embedding = isinstance(layer, EmbeddingLayer)
+    return 2 * tied_weight_bytes(model, strategy, job) if is_tied_here and is_embedding else 0
 
-    A block does not know the strategy of the ends: it counts the whole weight. The only pass of a step counts the
-    head's gradient as made.
-    """
-    if not model.tied_embedding or num_stages > 1:
-        return 0
-    if isinstance(layer, AnyBlock):
-        return tied_weight_bytes(model, Strategy(), job) if passes != "one" else 0
-    waiting = tied_weight_bytes(model, strategy, job)
-    if passes == "one":
-        return 0 if isinstance(layer, HeadLayer) else 2 * waiting
-    return waiting if isinstance(layer, HeadLayer) else 3 * waiting
+
+def tied_extra_bytes(model: ModelSpec, strategy: Strategy, num_stages: int, passes: Passes, job: JobSpec) -> int:
+    """Return what a weight tied on one stage adds while any layer runs backward; the only pass counts it as made."""
+    is_waiting = model.tied_embedding and num_stages == 1 and passes != "one"
+    return tied_weight_bytes(model, strategy, job) if is_waiting else 0
 
 
 def tied_sync_s(model: ModelSpec, strategy: Strategy, num_stages: int, job: JobSpec, cluster: ClusterSpec) -> float:

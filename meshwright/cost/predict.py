@@ -13,8 +13,8 @@ stage, the head's gradient of it waits for the embedding's: W bytes in every pas
 counts it as made, and twice as many again at the embedding.
 
 `bound_bytes`, to which the search keeps, is the same peak of each layer's share in cost/layer.py, and never below the
-exact one. Both are equal where k < m or m = 1, but for a weight tied on one stage, and for the encoder's states that
-decoder blocks of a stage share: the bound counts them in each. Where a GPipe stage grows, only a sum holds,
+exact one. Both are equal where k < m or m = 1, but for the encoder's states that decoder blocks of a stage share: the
+bound counts them in each. Where a GPipe stage grows, only a sum holds,
 
     bound = states + k * sum A + max over l of transient_l.
 """
@@ -35,6 +35,7 @@ from meshwright.cost.layer import (
     held_parameters,
     layer_cost,
     made_gradient_bytes,
+    tied_extra_bytes,
     tied_sync_s,
     tied_transient_bytes,
     tied_weight_bytes,
@@ -214,9 +215,9 @@ def _bound_bytes(plan: Plan, index: int, costs: tuple[LayerCost, ...], num_in_fl
     for layer, strategy, cost, made_bytes in zip(layers, strategies, costs, made, strict=True):
         used = bound_bytes(cost, passes, made_bytes)
         held += used.states + num_in_flight * used.activations
-        waiting = tied_transient_bytes(plan.model, layer, strategy, plan.num_stages, passes, plan.job)
+        waiting = tied_transient_bytes(plan.model, layer, strategy, plan.num_stages, plan.job)
         highest = max(highest - used.freed, used.transient + waiting)
-    return held + highest
+    return held + highest + tied_extra_bytes(plan.model, plan.strategies[0], plan.num_stages, passes, plan.job)
 
 
 def _made_gradients(plan: Plan, index: int) -> list[int]:

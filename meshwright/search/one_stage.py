@@ -142,7 +142,7 @@ def _restricted(exact: Exact, free: LayerProblem, part: Part) -> LayerProblem:
         free,
         time=np.where(allowed, free.time, FAR),
         memory=np.where(allowed, free.memory, FAR),
-        budget=free.budget + (int(exact.tied_saving[part.tied]) if part.tied >= 0 else 0),
+        budget=free.budget - (int(exact.tied_extra[part.tied]) if part.tied >= 0 else 0),
     )
 
 
@@ -153,7 +153,7 @@ def _ties(exact: Exact, free: LayerProblem) -> NDArray[np.intp]:
     """
     both = np.flatnonzero((free.time[0] < FAR) & (free.time[-1] < FAR))
     time = free.time[0, both] + free.time[-1, both]
-    memory = free.memory[0, both] + free.memory[-1, both] - exact.tied_saving[both]
+    memory = free.memory[0, both] + free.memory[-1, both] + exact.tied_extra[both]
     first, last, freed = exact.transient[0, both], exact.transient[-1, both], exact.freed[-1, both]
     if not exact.frees:
         first = last = np.maximum(first, last)
@@ -173,9 +173,9 @@ def _parts(exact: Exact, free: LayerProblem) -> Iterator[Part]:
     if not len(ties):
         return
     transient = np.where(free.time < FAR, exact.transient, FAR)
-    saving = exact.tied_saving[ties] if is_tied else np.zeros(1, np.int64)
+    extra = exact.tied_extra[ties] if is_tied else np.zeros(1, np.int64)
     if exact.frees:
-        free, transient, bands, ends = with_last(free, transient), np.zeros_like(transient), [(0, FAR)], 0 * saving
+        free, transient, bands, ends = with_last(free, transient), np.zeros_like(transient), [(0, FAR)], 0 * extra
     else:
         bands = _bands(transient[1:-1])
         first, last = (transient[at, ties] if is_tied else transient[at].min(keepdims=True) for at in (0, -1))
@@ -183,7 +183,7 @@ def _parts(exact: Exact, free: LayerProblem) -> Iterator[Part]:
     multiplier = least_multiplier(free, transient)
     for low, high in bands:
         links = [_Links(exact, free, high, weights) for weights in _weights(multiplier)]
-        room = (free.budget + saving - np.maximum(ends, low)).astype(float)
+        room = (free.budget - extra - np.maximum(ends, low)).astype(float)
         bounds = np.full(len(ties), -np.inf)
         fits = links[0].through(ties) <= room + np.abs(room) * SLACK + 1
         for link in links[1:]:

@@ -5,7 +5,7 @@ Stage i holds layers b_i..b_{i+1}-1 under strategies s_l. With sums over its lay
     F_i = sum forward + sum switch_forward (neighbours inside) + received switch and border + sent border
     B_i = the same with backward;   g_i = sum step + stage_step[i] (+ tied_step on first and last when tied, P > 1)
     M_i = sum states + in_flight[i] * sum act + max over l of (transient_l - sum over j > l of freed_j)
-          (- tied_states_saving when tied, P = 1) <= budget[i]
+          (+ tied_extra when tied, P = 1) <= budget[i]
 
 A border's hand-on tensor travels in the layout of the sender's last layer; both neighbours pay the send, the receiver
 pays the switch (or `enter`, where that is given). Step time: cost/simulate.py.
@@ -52,7 +52,7 @@ class StageProblem:
     freed_bytes: Floats | None = None  # [L, S] gone when earlier layers need theirs, < 0: come meanwhile (None: 0)
     tied: bool = False  # first and last layer share their strategy
     tied_step_s: Floats | None = None  # [S] when P > 1: on the first and on the last stage
-    tied_states_saving_bytes: Floats | None = None  # [S] when P = 1: the shared weight is held once
+    tied_extra_bytes: Floats | None = None  # [S] when P = 1: what the shared weight adds, whatever layer runs
 
     @property
     def num_layers(self) -> int:
@@ -105,7 +105,7 @@ class Exact:
     budget: tuple[int, ...]  # [stage]
     stage_step: tuple[int, ...]
     tied_step: Ints  # [S] 0 unless tied and P > 1
-    tied_saving: Ints  # [S] 0 unless tied and P = 1
+    tied_extra: Ints  # [S] 0 unless tied and P = 1
     layout: NDArray[np.intp]  # [S] numbered 0..num_layouts-1
     switch: Ints  # [2 (forward, backward), L, layout, layout]
     enter: Ints  # the same, across a border
@@ -178,8 +178,8 @@ def stage_bytes(problem: StageProblem, boundaries: tuple[int, ...], strategies: 
     for stage, (low, high) in enumerate(pairwise(boundaries)):
         held = states[low:high].sum() + problem.in_flight[stage] * act[low:high].sum()
         used.append(float(held + highest(transient[low:high], freed[low:high])))
-    if problem.tied and problem.num_stages == 1 and problem.tied_states_saving_bytes is not None:
-        used[0] -= float(problem.tied_states_saving_bytes[chosen[0]])
+    if problem.tied and problem.num_stages == 1 and problem.tied_extra_bytes is not None:
+        used[0] += float(problem.tied_extra_bytes[chosen[0]])
     return used
 
 
@@ -207,7 +207,7 @@ def to_exact(problem: StageProblem) -> Exact:
     forward, backward, step, states, act, transient, freed = (np.where(allowed, array, np.inf) for array in arrays)
     layout, switches, enters, borders = _by_layout(problem)
     tied_step = _or_zero(problem.tied_step_s, problem, problem.tied and problem.num_stages > 1)
-    saving = _or_zero(problem.tied_states_saving_bytes, problem, problem.tied and problem.num_stages == 1)
+    extra = _or_zero(problem.tied_extra_bytes, problem, problem.tied and problem.num_stages == 1)
     per_micro = sum(_sum_of_largest(part) for part in (forward, backward, *switches, *enters)) + 2 * sum(
         _sum_of_largest(part) for part in borders
     )
@@ -218,7 +218,7 @@ def to_exact(problem: StageProblem) -> Exact:
     stored = _sum_of_largest(states) + _sum_of_largest(act) * int(problem.in_flight.max())
     stored += _sum_of_largest(transient) + _sum_of_largest(freed)
     finite_budget = np.minimum(problem.budget_bytes, stored + 1)
-    byte_scale = decimal_scale(2 * (stored + float(np.abs(finite_budget).max()) + float(saving.max())), 9)
+    byte_scale = decimal_scale(2 * (stored + float(np.abs(finite_budget).max()) + float(np.abs(extra).max())), 9)
     states_int, act_int = to_ints(states, byte_scale), to_ints(act, byte_scale)
     far = ~allowed
     exact = Exact(
@@ -237,7 +237,7 @@ def to_exact(problem: StageProblem) -> Exact:
         budget=tuple(int(b) for b in to_ints(finite_budget, byte_scale)),
         stage_step=tuple(int(g) for g in to_ints(problem.stage_step_s, time_scale)),
         tied_step=to_ints(tied_step, time_scale),
-        tied_saving=to_ints(saving, byte_scale),
+        tied_extra=to_ints(extra, byte_scale),
         layout=layout,
         switch=np.stack([to_ints(part, time_scale) for part in switches]),
         enter=np.stack([to_ints(part, time_scale) for part in enters]),

@@ -99,9 +99,9 @@ def _bound(problem: StageProblem, allowed: NDArray[np.bool_], partitions: tuple[
     """Return the bound at the top on the largest overflow, less what summing in another order may change."""
     if not allowed.any(axis=1).all():
         return np.inf
-    saving = 0.0
-    if problem.tied and problem.num_stages == 1 and problem.tied_states_saving_bytes is not None:
-        saving = float(problem.tied_states_saving_bytes.max())
+    extra = 0.0
+    if problem.tied and problem.num_stages == 1 and problem.tied_extra_bytes is not None:
+        extra = float(problem.tied_extra_bytes.min())
     tables: dict[int, Floats] = {}
     for held in set(problem.in_flight.tolist()):
         memory = np.where(allowed, problem.states_bytes + held * problem.act_bytes, np.inf)
@@ -109,7 +109,7 @@ def _bound(problem: StageProblem, allowed: NDArray[np.bool_], partitions: tuple[
         before = np.append(0.0, np.cumsum(least))
         tables[held] = (before[:-1] + last)[None, :] - before[:-1, None]  # [first layer, last layer]
     over = [
-        tables[held] - budget - saving - _ROUNDING * (float(tables[held].max()) + budget)
+        tables[held] - budget + extra - _ROUNDING * (float(tables[held].max()) + budget)
         for held, budget in zip(problem.in_flight.tolist(), problem.budget_bytes.tolist(), strict=True)
     ]
     if partitions is not None:

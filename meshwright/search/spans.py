@@ -55,8 +55,8 @@ def _within(least: Ints, pipe: Pipe, stage: int, limit: int) -> NDArray[np.bool_
 def _fits(exact: Exact, allowed: NDArray[np.bool_], stage: int) -> NDArray[np.bool_]:
     """Return [first layer, end] whether the least memory of the range is within the stage's budget."""
     memory = _sums(np.where(allowed, exact.memory[stage], FAR).min(axis=1))
-    saving = int(exact.tied_saving.max(initial=0))
-    return memory[None, :] - memory[:, None] <= exact.budget[stage] + saving
+    extra = int(exact.tied_extra.min(initial=0))
+    return memory[None, :] - memory[:, None] <= exact.budget[stage] - extra
 
 
 def _rising(size: int) -> NDArray[np.bool_]:

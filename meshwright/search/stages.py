@@ -263,7 +263,7 @@ def _ties(exact: Exact) -> list[int]:
     both = np.flatnonzero((exact.forward[0] < FAR) & (exact.forward[-1] < FAR))
     rows = [part[layer, both] for layer in (0, -1) for part in (exact.forward, exact.backward, exact.step)]
     rows += [part[layer, both] for layer in (0, -1) for part in (exact.transient, -exact.freed, *exact.memory)]
-    rows += [exact.tied_step[both], -exact.tied_saving[both]]
+    rows += [exact.tied_step[both], exact.tied_extra[both]]
     return sorted(int(s) for s in both[pareto_rows(np.stack(rows, axis=1), exact.layout[both])])
 
 

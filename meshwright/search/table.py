@@ -16,6 +16,7 @@ from meshwright.cost.layer import (
     held_parameters,
     layer_cost,
     made_gradient_bytes,
+    tied_extra_bytes,
     tied_sync_s,
     tied_transient_bytes,
 )
@@ -89,6 +90,7 @@ def build_problem(setting: Setting, candidates: tuple[Strategy, ...]) -> StagePr
         schedule=setting.schedule,
         tied=setting.model.tied_embedding,
         tied_step_s=np.array([_tied_step_s(setting, strategy) for strategy in candidates]),
+        tied_extra_bytes=np.array([_tied_extra_bytes(setting, strategy) for strategy in candidates], float),
     )
 
 
@@ -98,6 +100,14 @@ def _tied_step_s(setting: Setting, strategy: Strategy) -> float:
     if why_illegal(model.head, strategy, setting.micro_batch_samples) is not None:
         return 0.0
     return tied_sync_s(model, strategy, setting.num_stages, setting.job, setting.cluster)
+
+
+def _tied_extra_bytes(setting: Setting, strategy: Strategy) -> int:
+    """Return what a weight tied on one stage adds; 0 where the ends cannot use `strategy` at all."""
+    if why_illegal(setting.model.head, strategy, setting.micro_batch_samples) is not None:
+        return 0
+    passes = backward_passes(setting.schedule, setting.num_micro_batches)
+    return tied_extra_bytes(setting.model, strategy, setting.num_stages, passes, setting.job)
 
 
 def _layer_row(setting: Setting, layer: LayerSpec, candidates: tuple[Strategy, ...]) -> Floats:
@@ -123,8 +133,7 @@ def _layer_row(setting: Setting, layer: LayerSpec, candidates: tuple[Strategy, .
             cost.step.total_s,
             used.states,
             used.activations,
-            used.transient
-            + tied_transient_bytes(setting.model, layer, strategy, setting.num_stages, passes, setting.job),
+            used.transient + tied_transient_bytes(setting.model, layer, strategy, setting.num_stages, setting.job),
             used.freed,
         )
     return row

@@ -199,8 +199,8 @@ def _least_sum(seconds: Floats, memory: Floats, problem: StageProblem) -> float:
     rows, counts = np.unique(np.stack([seconds, memory], axis=1), axis=0, return_counts=True)
     seconds, memory = rows[:, 0], rows[:, 1]
     least_s = float(counts @ seconds.min(axis=1))
-    saving = problem.tied_states_saving_bytes
-    room = float(problem.budget_bytes.sum()) + (0.0 if saving is None else float(saving.max()))
+    extra = problem.tied_extra_bytes
+    room = float(problem.budget_bytes.sum()) - (0.0 if extra is None else float(extra.min()))
     fastest = np.where(seconds == seconds.min(axis=1, keepdims=True), memory, np.inf).min(axis=1)
     over = float(counts @ fastest) - room
     if not math.isfinite(least_s) or over <= 0:

@@ -43,7 +43,7 @@ def best_uniform(
     if problem.tied and problem.num_stages > 1 and problem.tied_step_s is not None:
         for end in (0, -1):
             stage_g[end] += problem.tied_step_s[plain]
-    fits = allowed & (_bytes(problem, chosen, cuts) <= problem.budget_bytes[:, None]).all(axis=0)
+    fits = allowed & (_bytes(problem, chosen, cuts, plain) <= problem.budget_bytes[:, None]).all(axis=0)
     fitting = np.flatnonzero(fits)
     if not len(fitting):
         return None
@@ -74,8 +74,10 @@ def _sent(border: Floats, senders: NDArray[np.intp], plain: NDArray[np.intp], co
     return sent
 
 
-def _bytes(problem: StageProblem, chosen: Callable[[Floats], Floats], cuts: NDArray[np.intp]) -> Floats:
-    """Return [stage, column] bytes; a tied weight held once is not counted in favour."""
+def _bytes(
+    problem: StageProblem, chosen: Callable[[Floats], Floats], cuts: NDArray[np.intp], plain: NDArray[np.intp]
+) -> Floats:
+    """Return [stage, column] bytes."""
     states, act, transient, freed = (
         chosen(v) for v in (problem.states_bytes, problem.act_bytes, problem.transient_bytes, freed_bytes(problem))
     )
@@ -84,4 +86,7 @@ def _bytes(problem: StageProblem, chosen: Callable[[Floats], Floats], cuts: NDAr
     up_to = np.cumsum(np.where(np.isfinite(freed), freed, 0.0), axis=0)
     ends = np.append(cuts[1:], len(freed)) - 1
     stage_of = np.searchsorted(ends, np.arange(len(freed)))
-    return used + np.maximum.reduceat(transient - (up_to[ends][stage_of] - up_to), cuts, axis=0)
+    used = used + np.maximum.reduceat(transient - (up_to[ends][stage_of] - up_to), cuts, axis=0)
+    if problem.tied and problem.num_stages == 1 and problem.tied_extra_bytes is not None:
+        used = used + problem.tied_extra_bytes[plain]
+    return used

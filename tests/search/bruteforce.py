@@ -68,8 +68,8 @@ def _priced(problem: StageProblem, boundaries: tuple[int, ...], plans: np.ndarra
     if problem.tied and stages > 1 and problem.tied_step_s is not None:
         g[:, 0] += problem.tied_step_s[plans[:, 0]]
         g[:, -1] += problem.tied_step_s[plans[:, 0]]
-    if problem.tied and stages == 1 and problem.tied_states_saving_bytes is not None:
-        excess[:, 0] -= problem.tied_states_saving_bytes[plans[:, 0]]
+    if problem.tied and stages == 1 and problem.tied_extra_bytes is not None:
+        excess[:, 0] += problem.tied_extra_bytes[plans[:, 0]]
     times = slow_simulation(problem, f, b, g)
     return Plans(boundaries=boundaries, strategies=plans, times=times, excess=excess.max(axis=1))
 
@@ -189,5 +189,5 @@ def random_problem(seed: int) -> StageProblem:
         schedule=schedule,
         tied=tied,
         tied_step_s=rng.integers(0, 2 * high, strategies).astype(float) if tied else None,
-        tied_states_saving_bytes=rng.integers(0, high, strategies).astype(float) if tied else None,
+        tied_extra_bytes=rng.integers(-high, high, strategies).astype(float) if tied else None,
     )

@@ -50,7 +50,7 @@ def permuted(problem: StageProblem, order: np.ndarray) -> StageProblem:
 
     by_strategy = ("forward_s", "backward_s", "step_s", "states_bytes", "act_bytes", "transient_bytes",
                    "freed_bytes", "layout",
-                   "border_forward_s", "border_backward_s", "tied_step_s", "tied_states_saving_bytes")  # fmt: skip
+                   "border_forward_s", "border_backward_s", "tied_step_s", "tied_extra_bytes")  # fmt: skip
     by_pair = ("switch_forward_s", "switch_backward_s", "enter_forward_s", "enter_backward_s")
     changes: dict[str, Any] = {name: last(getattr(problem, name)) for name in by_strategy}
     changes |= {name: pairs(getattr(problem, name)) for name in by_pair}

@@ -2,20 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
 from meshwright.search.problem import StageProblem, stage_bytes
 from meshwright.search.shortfall import shortfall
 from tests.search.bruteforce import Plans, a_random_problem, every_plan
-
-
-def untied_saving(seed: int) -> StageProblem:
-    """Return a random problem in which a weight that is tied on one stage saves nothing apart, as in the planner."""
-    problem = a_random_problem(seed)
-    return replace(problem, tied_states_saving_bytes=None)
 
 
 def over_budget(problem: StageProblem, plans: list[Plans]) -> float | None:
@@ -27,7 +19,7 @@ def over_budget(problem: StageProblem, plans: list[Plans]) -> float | None:
 
 @pytest.mark.parametrize("seed", range(120))
 def test_no_plan_is_less_overfull(seed: int):
-    problem = untied_saving(seed)
+    problem = a_random_problem(seed)
     plans = every_plan(problem)
     found = shortfall(problem)
     expected = over_budget(problem, plans)
