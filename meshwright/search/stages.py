@@ -7,7 +7,8 @@ For fixed P and m (shared notes, sections 2 and 4):
     of floors. Every winner also yields a plan, which is improved and simulated: the incumbent.
  3. A winner without a tail whose bound equals its simulated time, or no way below the incumbent, is the proof.
     Where the bound stays below the simulation, all ways below the incumbent are listed and simulated.
-Caps and the time limit end this early with the incumbent and the least bound found so far: never more is claimed.
+Caps and the time limit end this early with the incumbent and the least bound found so far: never more is claimed. What
+is known then can be gone on from, with larger caps where one was in the way.
 
 P = 1 costs m (F + B) + g: one number, solved by layers.py. Tied first and last layers: one problem for each strategy
 of theirs. The largest integer in hand is far below 2**63 (problem.py scales), so equal means equal.
@@ -19,24 +20,25 @@ import math
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from meshwright.cost.simulate import simulate_many
 from meshwright.search.arrays import problem_of_arrays
 from meshwright.search.bound import C, Pipe
 from meshwright.search.closed_form import is_closed_form, solve_closed_form
-from meshwright.search.labels import FAR, Ints, pareto_rows, present
+from meshwright.search.labels import FAR, pareto_rows, present
 from meshwright.search.layers import OutOfTime
 from meshwright.search.near import good_fitting
 from meshwright.search.one_stage import Best, Part, Plan, good_one_stage, solve_one_stage
 from meshwright.search.problem import Exact, StageChoice, StageProblem, price, to_exact
-from meshwright.search.recursion import Cells, Way, all_below, floor, least_bound, received_by, viable
+from meshwright.search.recursion import Cells, Way, all_below, floor, least_bound, viable
 from meshwright.search.rows import Cell, Table
 from meshwright.search.shortfall import shortfall
 from meshwright.search.spans import possible_spans
+from meshwright.search.whole import plan_at, plan_of_rows, simulated, stage_times
 from meshwright.spec.schedule import ScheduleName
 
 _LIKED_TIES = 3
@@ -125,7 +127,14 @@ def solve_problem(
     `partitions` restricts the boundaries (each P + 1 rising layer numbers, 0 first, L last). At least one plan is
     returned when one fits, however small the time limit.
     """
-    return solve_below(problem, beat_s=None, time_limit_s=time_limit_s, partitions=partitions)[0]
+    deadline, unfinished = time.perf_counter() + time_limit_s, Unfinished()
+    go_on = partial(solve_below, problem, partitions=partitions, unfinished=unfinished)
+    best, _ = go_on(beat_s=None, time_limit_s=time_limit_s)
+    while best is not None and best.gap > 0 and unfinished.can_widen and time.perf_counter() < deadline:
+        better, bound_s = go_on(beat_s=best.objective_s, time_limit_s=deadline - time.perf_counter())
+        lower_s = max(best.lower_bound_s, min(bound_s, best.objective_s))
+        best = replace(best, lower_bound_s=lower_s) if better is None else better
+    return best
 
 
 def solve_below(
@@ -416,7 +425,7 @@ def _solve_part(table: Table, part: _Part, deadline: float, best: Best) -> int:
             value = max(value, way.value)
             open_cells = [step.cell for step in way.steps if step.row < 0]
             if not open_cells:
-                _offer(table, part, _plan_of_rows(table, way), best)
+                _offer(table, part, plan_of_rows(way), best)
                 if best.ticks <= way.value:
                     return best.ticks
                 if part.tied < 0 and table.exact.source.tied:  # ends left free: a bound, not a plan
@@ -434,7 +443,7 @@ def _offer_rows(table: Table, part: _Part, cells: Cells, best: Best) -> None:
     """Offer the best plan that the rows in hand make."""
     known = least_bound(table, cells, best.ticks, tails=False)
     if known is not None:
-        _offer(table, part, _plan_of_rows(table, known), best)
+        _offer(table, part, plan_of_rows(known), best)
 
 
 def _refine(table: Table, part: _Part, way: Way, open_cells: list[Cell], best: Best, deadline: float) -> bool:
@@ -480,10 +489,10 @@ def _close(table: Table, part: _Part, cells: Cells, value: int, deadline: float,
             most = limit
             continue
         if len(leaves.rows):
-            times = _simulated(table, leaves.values)
+            times = simulated(table, leaves.values)
             at = int(times.argmin())
             if times[at] < best.ticks:
-                _offer(table, part, _plan_at(cells, leaves.boundaries[at], leaves.rows[at]), best)
+                _offer(table, part, plan_at(cells, leaves.boundaries[at], leaves.rows[at]), best)
         if not leaves.tails:
             reached = max(reached, limit)
         if reached >= best.ticks:
@@ -507,41 +516,6 @@ def _sharpen(table: Table, part: _Part, cells: list[Cell]) -> bool:
 # Plans in hand.
 
 
-def _plan_of_rows(table: Table, way: Way) -> Plan:
-    strategies = [int(s) for step in way.steps for s in step.cell.rows.plans[step.row]]
-    return (0, *(step.end for step in way.steps)), tuple(strategies)
-
-
-def _plan_at(cells: Cells, cuts: NDArray[np.intp], rows: NDArray[np.intp]) -> Plan:
-    strategies: list[int] = []
-    for stage, row in enumerate(rows):
-        cell = cells[stage][int(cuts[stage])][int(cuts[stage + 1])]
-        strategies.extend(int(s) for s in cell.rows.plans[row])
-    return tuple(int(cut) for cut in cuts), tuple(strategies)
-
-
-def stage_times(table: Table, tied: int, plan: Plan) -> Ints:
-    """Return [3, stage] integer F, B, g of a plan."""
-    cuts, strategies = plan
-    layouts = table.exact.layout[np.array(strategies)]
-    columns: list[Ints] = []
-    for stage, (start, end) in enumerate(pairwise(cuts)):
-        cell = present(table.cell(stage, start, end, tied))
-        here = replace(cell, start=start, end=end)
-        row = table.row_of(here, np.array(strategies[start:end]), tied)
-        if start:
-            received = present(received_by(table, start, int(layouts[start - 1])))
-            row[:2] += received[:, layouts[start]]
-        columns.append(row)
-    return np.stack(columns, axis=1)
-
-
-def _simulated(table: Table, times: Ints) -> Ints:
-    """Return [plan] step times from [plan, 3, stage] F, B, g."""
-    source, (forward, backward, step) = table.exact.source, times.transpose(1, 0, 2)
-    return np.asarray(simulate_many(source.schedule, forward, backward, step, source.num_micro_batches), np.int64)
-
-
 def _offer(table: Table, part: _Part, plan: Plan, best: Best) -> bool:
     """Simulate a plan that fits; keep it when it is better."""
     tied = part.tied
@@ -549,7 +523,7 @@ def _offer(table: Table, part: _Part, plan: Plan, best: Best) -> bool:
         if plan[1][0] != plan[1][-1]:
             return False
         tied = plan[1][0]
-    found = int(_simulated(table, stage_times(table, tied, plan)[None])[0])
+    found = int(simulated(table, stage_times(table, tied, plan)[None])[0])
     table.last_moment = min(table.last_moment, table.deadline)  # there is a plan
     if found < best.ticks:
         best.ticks, best.plan = found, plan

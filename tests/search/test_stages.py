@@ -16,7 +16,7 @@ from meshwright.search import enumeration, rows
 from meshwright.search.bound import Pipe, bound_of
 from meshwright.search.problem import StageProblem, price
 from meshwright.search.shortfall import shortfall
-from meshwright.search.stages import solve, solve_problem
+from meshwright.search.stages import Unfinished, solve, solve_below, solve_problem
 from tests.search.bruteforce import Plans, a_random_problem, every_plan, random_freeing, random_growing, random_problem
 
 
@@ -86,6 +86,7 @@ def test_rows_made_little_by_little_prove_the_same(random_one: Any, monkeypatch:
 
 def test_capped_rows_leave_a_valid_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rows, "_FEW_PLANS", 0)
+    monkeypatch.setattr(rows, "_WIDEST", 1)
     monkeypatch.setattr(enumeration, "_MAX_LABELS", 3)
     open_gaps = 0
     for seed in range(4000, 4200):
@@ -98,6 +99,28 @@ def test_capped_rows_leave_a_valid_bound(monkeypatch: pytest.MonkeyPatch) -> Non
             assert found.objective_s >= expected * (1 - 1e-12)
             open_gaps += found.gap > 0
     assert open_gaps
+
+
+def test_what_a_cap_has_ended_goes_on_with_a_larger_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bounds only rise, plans only get better, neither passes the optimum, and some problems are closed so."""
+    monkeypatch.setattr(rows, "_FEW_PLANS", 0)
+    monkeypatch.setattr(enumeration, "_MAX_LABELS", 2)
+    closed = 0
+    for seed in range(4000, 4200):
+        problem, unfinished = a_random_problem(seed), Unfinished()
+        first, bound_s = solve_below(problem, beat_s=None, unfinished=unfinished)
+        if first is None or not unfinished.can_widen or first.gap == 0:
+            continue
+        expected = best_time(every_plan(problem))
+        better, later_s = solve_below(problem, beat_s=first.objective_s, unfinished=unfinished)
+        assert bound_s <= later_s * (1 + 1e-12)
+        assert later_s <= expected * (1 + 1e-12)
+        assert better is None or expected * (1 - 1e-12) <= better.objective_s < first.objective_s
+        whole = solve_problem(problem)
+        assert whole is not None
+        assert whole.objective_s <= (first if better is None else better).objective_s
+        closed += whole.gap == 0
+    assert closed
 
 
 def test_partitions_restrict_the_cuts() -> None:
