@@ -121,7 +121,7 @@ class Sweep:
             self._outcomes[task] = "cannot beat the best plan"
         elif self.stopped:
             self.lower_per_sample_s = min(self.lower_per_sample_s, task.bound_s / task.batch)
-            self._outcomes[task] = f"not solved: {self.stopped}"
+            self._outcomes.setdefault(task, f"not solved: {self.stopped}")
         elif task.problem is None:
             return self._build(task)
         elif self.request.space.uniform:
@@ -158,7 +158,7 @@ class Sweep:
             self.plans.append(solved)
             best = solved  # it has beaten the one before
             self._outcomes[task] = "solved"
-        else:
+        elif self._outcomes.get(task) != "solved":  # the second time it has none that beats its own
             self._outcomes[task] = (
                 "does not fit in memory" if math.isinf(bound_s) else "has no plan that beats the best"
             )
