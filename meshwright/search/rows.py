@@ -413,7 +413,7 @@ class Table:
         """Add all rows up to a higher key; False (and stuck) when there are too many."""
         allowed = [int(self.allowed(layer, tied).sum()) for layer in range(cell.start, cell.end)]
         few = float(np.prod(np.array(allowed, float))) <= _FEW_PLANS
-        for share in (1.0, _SHRUNK) if cell.step_growth > 1 else (1.0,):
+        for share in (1.0,) if few or cell.step_growth == 1 else (1.0, _SHRUNK):
             step = max(1.0, abs(cell.reach) * cell.step_factor * share)
             limit = FAR if few else int(cell.reach + 1 + step)
             try:
