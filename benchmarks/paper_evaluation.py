@@ -35,8 +35,8 @@ SOME = ("bert-huge-32", "t5-512-4-32", "swin-huge-32", "vit-huge-32")
 PARTITIONS: tuple[Partition, ...] = ("even", "memory", "time", "bmw", "exact")
 
 
-LONGER = 5  # times the limit, for a search of `full` that a smaller space beat
-KEY = ("part", "cluster", "model", "budget", "row", "partition", "num_stages", "overlaps")
+AGAIN = 4  # times the limit, for searches that it ended
+LONGER = 5  # times that, for a search of `full` that a smaller space beat
 
 
 class Question(NamedTuple):
@@ -59,12 +59,15 @@ def main() -> None:
     options = parser.parse_args()
     started = time.perf_counter()
     asked = [question for question in questions() if options.only in question.cell.name]
-    results = list(answered(asked, options.jobs, options.time_limit))
-    results += answered(list(beaten(results, asked)), options.jobs, LONGER * options.time_limit)
-    results = list({tuple(result[name] for name in KEY): result for result in results}.values())  # the last counts
+    found = dict(answered(asked, options.jobs, options.time_limit))
+    ended = [question for question, result in found.items() if result.get("stopped")]
+    found.update(answered(ended, options.jobs, AGAIN * options.time_limit))
+    found.update(answered(list(beaten(found)), options.jobs, AGAIN * LONGER * options.time_limit))
+    results = list(found.values())
     took_s = time.perf_counter() - started
     print(f"{len(results)} searches in {took_s:.0f} s")
-    known: dict[str, Any] = {"time_limit_s": options.time_limit, "jobs": options.jobs, "took_s": took_s}
+    limits = {"time_limit_s": options.time_limit, "again_limit_s": AGAIN * options.time_limit}
+    known: dict[str, Any] = {**limits, "num_again": len(ended), "jobs": options.jobs, "took_s": took_s}
     known["results"] = sorted(results, key=lambda r: (r["part"], r["cluster"], r["model"], str(r["budget"]), r["row"]))
     if options.json is not None:
         options.json.write_text(json.dumps(known, indent=1))
@@ -91,24 +94,18 @@ def questions() -> Iterator[Question]:
                 yield Question("budgets", cell, row)
 
 
-def beaten(results: list[dict[str, Any]], asked: list[Question]) -> Iterator[Question]:
-    """Yield the searches of `full` that a time limit ended and that a smaller space beat."""
-    best: dict[tuple[str, ...], float] = {}
-    for result in results:
-        cell = tuple(str(result[name]) for name in KEY[:4])
-        best[cell] = max(best.get(cell, 0.0), result["samples_per_s"])
-    for result in results:
-        cell = tuple(str(result[name]) for name in KEY[:4])
-        if result["part"] == "cells" and result["row"] == "full" and result["samples_per_s"] < best[cell]:
-            yield next(
-                one
-                for one in asked
-                if (one.part, one.row, one.cell.cluster, one.cell.model, str(one.cell.budget))
-                == ("cells", "full", *cell[1:])
-            )
+def beaten(found: dict[Question, dict[str, Any]]) -> Iterator[Question]:
+    """Yield the searches of `full` that a smaller space beat: a time limit has ended them."""
+    best: dict[Cell, float] = {}
+    for question, result in found.items():
+        if question.part == "cells":
+            best[question.cell] = max(best.get(question.cell, 0.0), result["samples_per_s"])
+    for question, result in found.items():
+        if (question.part, question.row) == ("cells", "full") and result["samples_per_s"] < best[question.cell]:
+            yield question
 
 
-def answered(asked: list[Question], jobs: int, time_limit_s: float) -> Iterator[dict[str, Any]]:
+def answered(asked: list[Question], jobs: int, time_limit_s: float) -> Iterator[tuple[Question, dict[str, Any]]]:
     """Yield the answers as they come."""
     with ProcessPoolExecutor(max_workers=jobs) as pool:
         futures = {
@@ -127,7 +124,7 @@ def answered(asked: list[Question], jobs: int, time_limit_s: float) -> Iterator[
             cut = f" {one.partition} stages" if one.partition else ""
             line = f"{count:5} of {len(asked)} {one.cell.name}: {one.row}{cut} {result['samples_per_s']:.2f} samples/s"
             print(line, flush=True)
-            yield result | {"part": one.part}
+            yield one, result | {"part": one.part}
 
 
 if __name__ == "__main__":
