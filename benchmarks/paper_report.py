@@ -68,8 +68,8 @@ also cuts clusters into unequal meshes, which no space here can express.
 
     {_COMMAND}
 
-{len(known["results"])} searches of at most {known["time_limit_s"]:g} s, and {known["num_again"]} of them, which this ended,
-again with {known["again_limit_s"]:g} s; {known["jobs"]} side by side: {took}.
+{len(known["results"])} searches of at most {known["time_limit_s"]:g} s, and {known["num_again"]} of them, which
+this ended, again with {known["again_limit_s"]:g} s; {known["jobs"]} side by side: {took}.
 
 How to read it: the global batch is swept from one sample a device up (8 GPUs: to 256 samples of text or 1,024 images;
 GPT-3: 16 samples a device); a cell has the most samples a second over these batches, and the batch that has it. Every
