@@ -160,8 +160,8 @@ def _ranks(by_cell: dict[Key, dict[str, Result]]) -> Iterator[str]:
         if found[row]["samples_per_s"] > found["full"]["samples_per_s"] * (1 + 1e-9)
     ]
     yield "## Ranks\n"
-    yield f"`full` is at least as fast as every other row in {len(by_cell) - len({key for key, _, _ in better})} of "
-    yield f"{len(by_cell)} cells."
+    good, cells = len(by_cell) - len({key for key, _, _ in better}), len(by_cell)
+    yield f"`full` is at least as fast as every other row in {good} of {cells} cells."
     for (cluster, model, budget), row, share in better:
         yield f"- {row} is {100 * share:.2f} % faster for {model} on {cluster} at {budget}"
     places: dict[int, int] = {}
