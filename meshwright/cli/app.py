@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+from itertools import takewhile
 from typing import cast
 
 import typer
@@ -64,7 +65,7 @@ def main(arguments: list[str] | None = None) -> None:
         if "\n" in said:  # the help of a command that was called with nothing
             sys.stderr.write(f"{said}\n")
         elif _is_first_rank():
-            _complain(_in_one_line(error))
+            _complain(_in_one_line(error, sys.argv[1:] if arguments is None else arguments))
     except UserError as error:
         code = error.exit_code
         if not error.on_every_rank or _is_first_rank():
@@ -78,10 +79,13 @@ def _is_first_rank() -> bool:
     return os.environ.get("RANK", "0") == "0"
 
 
-def _in_one_line(error: typer.BadParameter) -> str:
+def _in_one_line(error: typer.BadParameter, arguments: list[str]) -> str:
     """Return what is wrong with the options of a command, and where all of them are listed."""
     said = error.format_message().rstrip(".")
-    where = "meshwright" if error.ctx is None else error.ctx.command_path
+    if error.ctx is not None:
+        where = error.ctx.command_path
+    else:  # an option without its value does not know whose it is
+        where = "meshwright " + " ".join(takewhile(lambda argument: not argument.startswith("-"), arguments[:1]))
     return f"{where}: {said[:1].lower()}{said[1:]}; {where} --help lists what there is"
 
 

@@ -210,7 +210,8 @@ def _micro_batches(given: dict[str, Any]) -> int:
     size, replicas = _micro_batch_size(given), _replicas(given)
     if given["global_batch"] % (size * replicas):
         raise UserError(
-            f"micro-batch-size: {given['global_batch']} samples a step are no multiple of {size} on {replicas} replicas"
+            f"micro-batch-size: {given['global_batch']} samples a step are not divisible by {size * replicas} "
+            f"({size} on each of {replicas} replicas)"
         )
     return given["global_batch"] // (size * replicas)
 

@@ -12,6 +12,7 @@ from meshwright.models.embedding import Embedding
 from meshwright.models.heads import Classifier, Head
 from meshwright.models.own import build_own
 from meshwright.models.vision import Merge, PatchEmbedding
+from meshwright.spec.legality import why_layer_only_priced
 from meshwright.spec.model import (
     BlockLayer,
     ClassifierLayer,
@@ -37,7 +38,7 @@ def build_layer(spec: LayerSpec) -> nn.Module:
     Its forward takes what the layer before hands on (`spec.model.hands_on`), the first layer ids or images, the last
     one targets too, and `at`: where in a training it runs, for dropout.
     """
-    if reason := why_only_priced(spec):
+    if reason := why_layer_only_priced(spec):
         raise OnlyPricedError(f"{reason} can be planned and priced, but not trained yet")
     match spec:
         case EmbeddingLayer():
@@ -54,24 +55,6 @@ def build_layer(spec: LayerSpec) -> nn.Module:
             return Head(spec)
         case ClassifierLayer():
             return Classifier(spec)
-
-
-def why_only_priced(spec: LayerSpec) -> str | None:
-    """Return what of `spec` the cost model prices and no module implements, or None."""
-    if not isinstance(spec, BlockLayer):
-        return None
-    attention, cross = spec.attention, spec.cross_attention
-    is_there = {
-        "mlp.experts": spec.mlp.experts is not None,
-        "attention.latent": attention.latent is not None,
-        "attention.relative and grouped queries": attention.keeps_scores
-        and attention.num_heads != attention.num_kv_heads,
-        "cross_attention, but without attention.relative": cross is not None and attention.relative is None,
-        "cross_attention that knows positions": cross is not None
-        and (cross.causal or cross.rotary or cross.keeps_scores),
-    }
-    found = [name for name, value in is_there.items() if value]
-    return f"{spec.kind} with {found[0]}" if found else None
 
 
 class Transformer(nn.Module):

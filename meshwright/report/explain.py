@@ -211,7 +211,7 @@ def save_curve(points: Sequence[tuple[int, Plan]], own_bytes: int, path: Path) -
         raise UserError(f"{path}: cannot be written: {error.strerror}") from None
 
 
-_PLAN_COLUMNS = ("stages", "micro-batches", "strategies")
+_PLAN_COLUMNS = ("layers by stage", "micro-batches", "strategies")
 
 
 def _in_short(plan: Plan) -> tuple[str, str, str]:

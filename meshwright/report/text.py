@@ -183,7 +183,7 @@ def comparison_table(rows: Iterable[tuple[str, Plan | None, str]]) -> Table:
     """Return plans side by side: (name, plan or None, remark)."""
     rows = list(rows)
     unit = throughput_unit(plan for _, plan, _ in rows)
-    table = plain_table("plan", "step", unit, "peak", "stages", "micro-batches", "strategies", "remark")
+    table = plain_table("plan", "step", unit, "peak", "layers by stage", "micro-batches", "strategies", "remark")
     for name, plan, remark in rows:
         if plan is None or plan.predicted is None:
             table.add_row(name, "-", "-", "-", "-", "-", "-", remark)

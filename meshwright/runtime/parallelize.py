@@ -37,6 +37,7 @@ from meshwright.runtime.initialize import FullParameter, initial_parameter, loca
 from meshwright.runtime.pipeline import Pipeline
 from meshwright.runtime.split import fsdp_unit, recompute, shard_data_parallel, split_weights
 from meshwright.runtime.stage import Stage
+from meshwright.spec.legality import why_strategy_only_priced
 from meshwright.spec.mesh import MeshShape
 from meshwright.spec.parameters import layer_parameters
 from meshwright.spec.plan import Plan, needs_copy
@@ -140,15 +141,8 @@ def parallelize(
 def refuse_what_cannot_run(plan: Plan) -> None:
     """Raise UserError for strategies that can be priced but not run yet."""
     for index, strategy in enumerate(plan.strategies):
-        for name, given, allowed in (
-            ("sequence_parallel", strategy.sequence_parallel, False),
-            ("cp", strategy.cp, 1),
-            ("ep", strategy.ep, 1),
-        ):
-            if given != allowed:
-                raise UserError(f"layer {index}: {name} {given} can be priced but not run yet; use {allowed}")
-        if strategy.zero_stage == 1:
-            raise UserError(f"layer {index}: zero_stage 1 can be priced but not run yet; use 0, 2 or 3")
+        if reason := why_strategy_only_priced(strategy):
+            raise UserError(f"layer {index}: {reason}")
 
 
 def default_device(plan: Plan) -> torch.device:

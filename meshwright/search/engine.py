@@ -29,7 +29,8 @@ _LARGEST_AUTO_BATCH = 1 << 16
 _LEAST_TIME_S = 0.05
 _FEW_SIZES = 32  # batch sizes of a range that are all tried
 _ROUNDING = 1e-9  # sums of the same seconds in another order
-_AUTO_GAIN = 0.005  # "auto" stops when doubling the batch gains less throughput than this
+_AUTO_GAIN = 0.005  # "auto" stops when so many doublings of the batch in a row gain less throughput than this
+_AUTO_PATIENCE = 3
 _AUTO_SHARES = 3  # of the time that is left one batch size gets one
 
 
@@ -194,6 +195,7 @@ class _Doubling:
         self.nearest: Infeasible | None = None
         self.tried: list[Tried] = []
         self.stopped: Stopped = ""
+        self._to_beat, self._in_vain = 0.0, 0  # samples a second at the last gain, and sizes tried since
 
     def tries(self, batch: int) -> bool:
         """Search one size; return whether a larger one may be better."""
@@ -204,10 +206,17 @@ class _Doubling:
             self.nearest = min((one for one in (outcome, self.nearest) if one is not None), key=_over_bytes)
             return self.best is None and _over_bytes(self.nearest) == math.inf  # no strategy at all so far
         self.stopped = self.stopped or outcome.stopped
-        gained = self.best is None or _samples_per_s(outcome.plan) > _samples_per_s(self.best.plan) * (1 + _AUTO_GAIN)
-        if self.best is None or _samples_per_s(outcome.plan) > _samples_per_s(self.best.plan):
+        samples_per_s = _samples_per_s(outcome.plan)
+        if self.best is None or samples_per_s > _samples_per_s(self.best.plan):
             self.best = outcome
-        return gained and self.stopped != "interrupt" and time.perf_counter() < self._deadline
+        self._in_vain += 1
+        if samples_per_s > self._to_beat * (1 + _AUTO_GAIN):
+            self._to_beat, self._in_vain = samples_per_s, 0
+        if self._in_vain >= _AUTO_PATIENCE or self.stopped == "interrupt":
+            return False
+        is_late = time.perf_counter() >= self._deadline
+        self.stopped = "time limit" if is_late else self.stopped
+        return not is_late
 
 
 def _over_bytes(outcome: Infeasible | None) -> float:
@@ -264,11 +273,11 @@ def _proof(request: Request, plan: Plan, lower_bound_s: float) -> Proof:
     gap = 1.0 - lower_bound_s / plan.predicted.step_s
     if gap < _ROUNDING:
         gap, lower_bound_s = 0.0, plan.predicted.step_s
-    return Proof(space=request.space.name + _fixed(request), lower_bound_s=lower_bound_s, gap=gap)
+    return Proof(space=request.space.name + _fixed(request, plan), lower_bound_s=lower_bound_s, gap=gap)
 
 
-def _fixed(request: Request) -> str:
-    """Return what the request leaves no choice of, and the batch sizes that were tried where there are several."""
+def _fixed(request: Request, plan: Plan) -> str:
+    """Return what the request leaves no choice of, and the batch sizes of which `plan` is the best."""
     fixed = [(request.num_stages, "stages"), (request.num_micro_batches, "micro-batches")]
     said = [f"{count} {what}" for count, what in fixed if count is not None]
     batch = request.job.global_batch_size
@@ -276,6 +285,8 @@ def _fixed(request: Request) -> str:
         sizes, is_whole = _batch_sizes(batch), batch.largest - batch.smallest < _FEW_SIZES
         tried = f"{batch.smallest} to {batch.largest}" if is_whole else ", ".join(map(str, sizes))
         said.append(f"batch sizes {tried}")
+    elif batch == "auto":  # each size is searched by itself
+        said.append(f"batch {plan.global_batch_size}")
     return "".join(f", {what}" for what in said)
 
 

@@ -233,6 +233,13 @@ def check_plan(plan: Plan, *, where: str) -> None:
         )
 
 
+def as_priced_now(plan: Plan) -> Plan:
+    """Return `plan` itself where it has its price or none at all; else with the price of today and without a proof."""
+    if plan.predicted is None or _agree(plan.predicted, now := predict(plan)):
+        return plan
+    return plan.model_copy(update={"predicted": now, "proof": None})
+
+
 def binding(plan: Plan) -> Binding:
     """Return what binds the plan: the fullest stage where it is near its budget, else the slowest one."""
     memory, times = stages_bytes(plan), stages_s(plan)

@@ -124,6 +124,11 @@ class Table:
             extra = int(self.exact.tied_step[tied]) if tied >= 0 else int(self.exact.tied_step.min())
         return self.exact.stage_step[stage] + extra
 
+    def budget(self, stage: int, tied: int) -> int:
+        """Return the stage's budget, less what a weight tied on one stage adds."""
+        extra = self.exact.tied_extra
+        return self.exact.budget[stage] - int(extra[tied] if tied >= 0 else extra.min())
+
     def received(self, start: int) -> Ints:
         """Return [2, layout handed in, layout of layer `start`]: what the receiver pays."""
         exact = self.exact
@@ -249,11 +254,10 @@ class Table:
     def _make(self, stage: int, start: int, end: int, tied: int, chain_key: tuple[int, ...]) -> Cell | None:
         self.check_time()
         chain = self._chain(stage, start, end, tied, chain_key)
-        exact, weights = self.exact, self._weights(stage)
-        largest = self._least_moment(start, end, tied)
+        weights, largest = self._weights(stage), self._least_moment(start, end, tied)
         if largest >= FAR:
             return None
-        room = exact.budget[stage] - largest
+        room = self.budget(stage, tied) - largest
         if chain[0, -1].min() > room + SLACK * abs(room):
             return None
         sums = chain[:, :-1]
@@ -313,7 +317,7 @@ class Table:
             memory=np.where(allowed, exact.memory[cell.stage][span], FAR),
             switches=switches,
             changes_base=1,
-            budget=exact.budget[cell.stage],
+            budget=self.budget(cell.stage, tied),
             deadline=self.last_moment,
         )
 

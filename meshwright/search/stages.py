@@ -157,7 +157,8 @@ def solve_below(
     unfinished = Unfinished() if unfinished is None else unfinished
     exact = to_exact(problem) if unfinished.table is None else unfinished.table.exact
     base = exact.source.num_layers if problem.num_stages == 1 else 1  # one stage counts changes in the lowest digit
-    limit = FAR if beat_s is None else base * math.floor(beat_s * exact.time_scale)
+    once = exact.stage_step[0] if problem.num_stages == 1 else 0  # the constant that one stage leaves out
+    limit = FAR if beat_s is None else base * (math.floor(beat_s * exact.time_scale) - once)
     best = Best(ticks=limit)
     first_by = deadline if best.is_known else deadline + _GRACE_S
     if problem.num_stages == 1:
@@ -171,13 +172,13 @@ def solve_below(
         if leanest is None or max(leanest.over_bytes) > 0:
             return None, math.inf
         choice = price(problem, leanest.boundaries, leanest.strategies)
-        bound = min(choice.objective_s, lower / base / exact.time_scale)
+        bound = min(choice.objective_s, (lower / base + once) / exact.time_scale)
         return replace(choice, lower_bound_s=bound), bound
     if best.plan is None:
-        return None, math.inf if lower >= FAR else lower / base / exact.time_scale
+        return None, math.inf if lower >= FAR else (lower / base + once) / exact.time_scale
     choice = price(problem, *best.plan)
     proved = lower >= best.ticks
-    bound = choice.objective_s if proved else min(choice.objective_s, lower / base / exact.time_scale)
+    bound = choice.objective_s if proved else min(choice.objective_s, (lower / base + once) / exact.time_scale)
     return replace(choice, lower_bound_s=bound), bound
 
 
@@ -319,7 +320,9 @@ def _solve_many_stages(
             parts, relaxed = _untied_first(table, parts, start + (deadline - start) / 2, best)
     bounds = [relaxed.get(part.partition, 0) for part in parts]
     if not exact.source.tied and len(parts) > 1:
-        bounds = [_bottleneck(table, _cells(table, part)) for part in parts]
+        with suppress(OutOfTime):  # then nothing is known of the rest
+            for at, part in enumerate(parts):
+                bounds[at] = _bottleneck(table, _cells(table, part))
     lower = FAR
     for at in sorted(range(len(parts)), key=lambda at: (bounds[at], at)):
         if bounds[at] < best.ticks and time.perf_counter() < (deadline if best.is_known else first_by):

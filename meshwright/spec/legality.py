@@ -50,3 +50,33 @@ def _split_sizes(layer: LayerSpec) -> Iterator[tuple[str, int]]:
         for parameter in layer.parameters:
             if parameter.tp_dim is not None:
                 yield f"dimension {parameter.tp_dim} of {parameter.name}", parameter.shape[parameter.tp_dim]
+
+
+def why_layer_only_priced(spec: LayerSpec) -> str | None:
+    """Return what of `spec` the cost model prices and no module implements, or None."""
+    if not isinstance(spec, BlockLayer):
+        return None
+    attention, cross = spec.attention, spec.cross_attention
+    is_there = {
+        "mlp.experts": spec.mlp.experts is not None,
+        "attention.latent": attention.latent is not None,
+        "attention.relative and grouped queries": attention.keeps_scores
+        and attention.num_heads != attention.num_kv_heads,
+        "cross_attention, but without attention.relative": cross is not None and attention.relative is None,
+        "cross_attention that knows positions": cross is not None
+        and (cross.causal or cross.rotary or cross.keeps_scores),
+    }
+    found = [name for name, value in is_there.items() if value]
+    return f"{spec.kind} with {found[0]}" if found else None
+
+
+def why_strategy_only_priced(strategy: Strategy) -> str | None:
+    """Return what of `strategy` the cost model prices and our runtime does not run, with what it does; or None."""
+    for name, given, allowed in (
+        ("sequence_parallel", strategy.sequence_parallel, False),
+        ("cp", strategy.cp, 1),
+        ("ep", strategy.ep, 1),
+    ):
+        if given != allowed:
+            return f"{name} {given} can be priced but not run yet; use {allowed}"
+    return "zero_stage 1 can be priced but not run yet; use 0, 2 or 3" if strategy.zero_stage == 1 else None

@@ -123,6 +123,27 @@ def test_what_a_cap_has_ended_goes_on_with_a_larger_one(monkeypatch: pytest.Monk
     assert closed
 
 
+def test_only_plans_that_beat_what_is_given() -> None:
+    """Also where a stage has a constant once a step, which one stage leaves out of its labels."""
+    for seed in range(5000, 5060):
+        problem = a_random_problem(seed)
+        best = solve_problem(problem)
+        if best is None:
+            continue
+        for factor in (0.8, 1.0):
+            beat_s = best.objective_s * factor
+            assert solve_below(problem, beat_s=beat_s) == (None, pytest.approx(beat_s, rel=1e-9))
+        found, _ = solve_below(problem, beat_s=best.objective_s * 1.1 + 1)
+        assert found is not None
+        assert found.objective_s == best.objective_s
+
+
+def test_time_that_is_over_says_nothing_of_partitions() -> None:
+    problem = random_problem(1_000_006)
+    cuts = tuple(part.boundaries for part in every_plan(problem))
+    assert solve_below(problem, beat_s=1e6, time_limit_s=0.0, partitions=cuts) == (None, 0.0)
+
+
 def test_partitions_restrict_the_cuts() -> None:
     for seed in range(1000, 1060):
         problem = a_random_problem(seed)

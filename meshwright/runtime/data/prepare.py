@@ -77,7 +77,7 @@ def open_data(model: ModelSpec, job: JobSpec, request: DataRequest, progress: Pr
         if request.tokenizer != BYTES:
             raise UserError(f"tokenizer: {model.name} is trained on images, which have none; leave the option out")
         return _image_data(model, sources, request)
-    arrays = [source for source in sources if str(source).endswith(".npz")]
+    arrays = [source for source in sources if str(source).lower().endswith(".npz")]
     if arrays:
         raise UserError(f"data: {arrays[0]} holds arrays, and {model.name} is trained on {task}; give text or tokens")
     tokenizer = load_tokenizer(request.tokenizer)
