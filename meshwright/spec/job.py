@@ -11,6 +11,7 @@ from meshwright.errors import UserError
 from meshwright.files import shorten
 from meshwright.spec.base import LONGEST_SEQ, Dtype, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Spec
 from meshwright.spec.tensors import Lengths
+from meshwright.units import show_bytes
 
 _NUMBER = re.compile(r"\s*([0-9]{1,9})\s*")
 _RANGE = re.compile(r"\s*([0-9]{1,9})\s*\.\.\s*([0-9]{1,9})\s*")
@@ -105,8 +106,8 @@ class Budget(Spec):
     def _check(self) -> Budget:
         if self.reserved_bytes >= self.memory_bytes:
             raise ValueError(
-                f"reserved_bytes ({self.reserved_bytes}) leaves nothing of {self.memory_bytes} bytes of memory; "
-                "reserve less"
+                f"reserved_bytes ({show_bytes(self.reserved_bytes)}) leaves nothing of "
+                f"{show_bytes(self.memory_bytes)} of memory; reserve less"
             )
         return self
 
@@ -123,6 +124,8 @@ def parse_batch(text: str) -> int | BatchRange | Literal["auto"]:
         smallest, largest = int(match.group(1)), int(match.group(2))
         if 1 <= smallest <= largest <= LARGEST_BATCH:
             return BatchRange(smallest=smallest, largest=largest)
+        if smallest > largest:
+            raise UserError(f"global-batch: {shorten(text)} is not a batch size: the smaller one comes first")
     elif (match := _NUMBER.fullmatch(text)) and 1 <= int(match.group(1)) <= LARGEST_BATCH:
         return int(match.group(1))
     raise UserError(

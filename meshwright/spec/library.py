@@ -111,7 +111,9 @@ def _cluster_from_text(text: str, *, by_data_sheet: bool) -> ClusterSpec:
 def _device_entry(kind: str) -> DeviceEntry:
     devices, kind = _devices(), _OTHER_NAMES.get(kind, kind)
     if kind not in devices:
-        raise UserError(f"device: {shorten(kind)} is not known; known: {', '.join(device_names())}")
+        close = ", ".join(difflib.get_close_matches(kind, device_names(), _NUM_CLOSE_MATCHES, cutoff=0.5))
+        hint = f"did you mean {close}?" if close else f"known: {', '.join(device_names())}"
+        raise UserError(f"device: {shorten(kind)} is not known; {hint}")
     return devices[kind]
 
 
@@ -134,8 +136,10 @@ def _with_fitted(entry: DeviceEntry) -> DeviceEntry:
         "attention_efficiency": of.flash2_efficiency,
         "memory_efficiency": of.memory_efficiency,
     }
+    shares = ", ".join(f"{name.removesuffix('_efficiency')} {share:.3f}" for name, share in reached.items())
+    source = f"{device.source}; shares used: {shares}, fitted together with the cost model's other constants"
     return DeviceEntry(
-        device=device.model_copy(update=reached),
+        device=device.model_copy(update={**reached, "source": source}),
         intra_node=entry.intra_node.model_copy(update={"efficiency": constants.nvlink_efficiency}),
         inter_node=entry.inter_node.model_copy(update={"efficiency": constants.nic_efficiency}),
     )

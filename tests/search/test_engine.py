@@ -307,7 +307,7 @@ def test_fixed_stages_and_micro_batches_are_kept(micro_batches: int):
         ({"global_batch": 0}, "global_batch_size"),
         ({"memory": -5}, "memory_bytes: .*not -5"),
         ({"memory": 1 << 60}, "memory: .* is more than a cpu has"),
-        ({"memory": "1GiB", "reserve": "2GiB"}, "reserved_bytes .2147483648. leaves nothing of 1073741824"),
+        ({"memory": "1GiB", "reserve": "2GiB"}, "reserved_bytes .2.00 GiB. leaves nothing of 1.00 GiB"),
         ({"dtype": "fp16"}, "param_dtype: .*'fp32' or 'bf16', not 'fp16'"),
         ({"space": "best"}, "space: 'best' is not known"),
     ],
