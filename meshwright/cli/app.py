@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import sys
-from itertools import takewhile
 from typing import cast
 
 import typer
@@ -57,9 +56,8 @@ def main(arguments: list[str] | None = None) -> None:
     """Run the command line and exit."""
     code = BAD_INPUT
     try:
-        code = (
-            app(args=arguments, prog_name="meshwright", standalone_mode=False) or 0
-        )  # a number where a command ended with one
+        ended = app(args=arguments, prog_name="meshwright", standalone_mode=False)
+        code = ended or 0  # a number where a command has ended with one
     except _WRONG_USE as error:
         said = error.format_message()
         if "\n" in said:  # the help of a command that was called with nothing
@@ -85,7 +83,7 @@ def _in_one_line(error: typer.BadParameter, arguments: list[str]) -> str:
     if error.ctx is not None:
         where = error.ctx.command_path
     else:  # an option without its value does not know whose it is
-        where = "meshwright " + " ".join(takewhile(lambda argument: not argument.startswith("-"), arguments[:1]))
+        where = " ".join(["meshwright", *(word for word in arguments[:1] if not word.startswith("-"))])
     return f"{where}: {said[:1].lower()}{said[1:]}; {where} --help lists what there is"
 
 

@@ -175,24 +175,24 @@ def _run_options(given: dict[str, Any]) -> RunOptions:
 
 def _replicas(given: dict[str, Any]) -> int:
     devices = library.cluster(given["cluster"]).num_devices
-    of_stage = _divided(given, "pp", devices, "devices")
-    replicas = _divided(given, "tp", of_stage, "devices of a stage")
-    return _divided(given, "cp", replicas, "groups of tp in a stage")
+    of_stage = _divided(given, "pp", devices, f"{devices} devices")
+    replicas = _divided(given, "tp", of_stage, f"{of_stage} devices of a stage")
+    return _divided(given, "cp", replicas, f"{replicas} groups of tp in a stage")
 
 
-def _divided(given: dict[str, Any], name: str, total: int, what: str) -> int:
+def _divided(given: dict[str, Any], name: str, total: int, whole: str) -> int:
     """Return `total` over the option `name`, or raise UserError that says which values divide it."""
     parts: int = given[name]
     if total % parts:
         allowed = ", ".join(map(str, divisors(total)))
-        raise UserError(f"{name.replace('_', '-')}: {parts} does not divide {total} {what}; use one of {allowed}")
+        raise UserError(f"{name.replace('_', '-')}: {parts} does not divide {whole}; use one of {allowed}")
     return total // parts
 
 
 def _micro_batch_size(given: dict[str, Any]) -> int:
     if given["micro_batch_size"] is None:
         batch, replicas = given["global_batch"], _replicas(given)
-        samples = batch if given["micro_batches"] is None else _divided(given, "micro_batches", batch, "samples a step")
+        samples = batch // _micro_batches(given)
         if samples % replicas:
             raise UserError(f"global-batch: a micro-batch of {samples} samples does not split over {replicas} replicas")
         return samples // replicas
@@ -205,7 +205,7 @@ def _micro_batches(given: dict[str, Any]) -> int:
     """Return the micro-batches of a step: given, or from the samples of one replica (Megatron's meaning)."""
     if given["micro_batch_size"] is None:
         if given["micro_batches"] is not None:
-            _divided(given, "micro_batches", given["global_batch"], "samples a step")
+            _divided(given, "micro_batches", given["global_batch"], f"{given['global_batch']} samples a step")
         return given["micro_batches"] or 1
     size, replicas = _micro_batch_size(given), _replicas(given)
     if given["global_batch"] % (size * replicas):
@@ -269,8 +269,5 @@ def _strategy(given: dict[str, Any], dp: int) -> Strategy:
         if dp_shard not in (None, 1):
             raise UserError(f"dp-shard: {dp_shard} needs zero-stage 2 or 3 and a dp of at least 2 (dp is {dp})")
         return Strategy(tp=tp, dp_replicate=dp)
-    shards = dp if dp_shard is None else dp_shard
-    if dp % shards:
-        allowed = ", ".join(map(str, divisors(dp)))
-        raise UserError(f"dp-shard: {shards} does not divide a dp of {dp}; use one of {allowed}")
-    return Strategy(tp=tp, dp_replicate=dp // shards, dp_shard=shards, zero_stage=zero_stage)
+    replicas = 1 if dp_shard is None else _divided(given, "dp_shard", dp, f"a dp of {dp}")
+    return Strategy(tp=tp, dp_replicate=replicas, dp_shard=dp // replicas, zero_stage=zero_stage)

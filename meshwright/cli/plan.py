@@ -142,8 +142,8 @@ def _show_found(found: Found, *, as_json: bool) -> None:
     show_view(plan_view(found.plan))
     if found.stopped:
         proof = found.plan.proof
-        rest = "with its gap" if proof is None or proof.gap else "and other batch sizes may be better"
-        show_line(f"stopped by the {found.stopped}: this is the best plan so far, {rest}")
+        how_good = "with its gap" if proof is None or proof.gap else "and other batch sizes may be better"
+        show_line(f"stopped by the {found.stopped}: this is the best plan so far, {how_good}")
     solved = sum(tried.step_s is not None for tried in found.tried)
     if found.exact is not None:
         _show_loop(found, found.exact)

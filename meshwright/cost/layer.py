@@ -95,12 +95,14 @@ def bound_bytes(cost: LayerCost, passes: Passes, made_bytes: int) -> BoundBytes:
     return BoundBytes(states=states - both, activations=saved, transient=max(transient, first + both), freed=0)
 
 
-def made_gradient_bytes(model: ModelSpec, layer: LayerSpec, strategy: Strategy, job: JobSpec, num_stages: int) -> int:
-    """Return the bytes of gradients that come with the first backward pass of `layer`.
+def made_gradient_bytes(
+    model: ModelSpec, layer: LayerSpec, cost: LayerCost, strategy: Strategy, job: JobSpec, num_stages: int
+) -> int:
+    """Return the bytes of gradients that come with the first backward pass of `layer`, which costs `cost`.
 
     Those of a weight tied on one stage come with the head's, beside the embedding's activations.
     """
-    own = state_bytes(held_parameters(model, layer, num_stages), strategy, job).gradient_bytes
+    own = cost.states.gradient_bytes
     if not model.tied_embedding or num_stages > 1 or not isinstance(layer, EmbeddingLayer | HeadLayer):
         return own
     if isinstance(layer, EmbeddingLayer):

@@ -163,7 +163,7 @@ def _stage_cost(plan: Plan, index: int) -> StageCost:
     activations = stage_activation_bytes(plan, index)
     transients, first_transients = _transients(plan, costs)
     count = in_flight(plan.schedule, plan.num_stages, plan.num_micro_batches, index)
-    made = _made_gradients(plan, index)
+    made = _made_gradients(plan, index, costs)
     return StageCost(
         micro_batch=micro_batch,
         step=step,
@@ -220,10 +220,13 @@ def _bound_bytes(plan: Plan, index: int, costs: tuple[LayerCost, ...], num_in_fl
     return held + highest + tied_extra_bytes(plan.model, plan.strategies[0], plan.num_stages, passes, plan.job)
 
 
-def _made_gradients(plan: Plan, index: int) -> list[int]:
+def _made_gradients(plan: Plan, index: int, costs: tuple[LayerCost, ...]) -> list[int]:
     """Return by layer the bytes of gradients that come with its first backward pass."""
-    pairs = zip(_stage_layers(plan, index), plan.stages[index].strategies, strict=True)
-    return [made_gradient_bytes(plan.model, layer, s, plan.job, plan.num_stages) for layer, s in pairs]
+    layers, strategies = _stage_layers(plan, index), plan.stages[index].strategies
+    return [
+        made_gradient_bytes(plan.model, layer, cost, strategy, plan.job, plan.num_stages)
+        for layer, cost, strategy in zip(layers, costs, strategies, strict=True)
+    ]
 
 
 def _relayouts_and_borders(plan: Plan, index: int) -> MicroBatchSeconds:

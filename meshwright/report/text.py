@@ -47,7 +47,7 @@ def sample_words(plan: Plan) -> str:
 def throughput_words(plan: Plan, predicted: Prediction) -> str:
     """Return the throughput in what users of the model count; of images the tokens too."""
     tokens = f"{predicted.tokens_per_s:,.0f} tokens/s"
-    return f"{shown_per_s(plan):,.1f} images/s ({tokens})" if plan.model.fixed_seq_len else tokens
+    return f"{predicted.samples_per_s:,.1f} images/s ({tokens})" if plan.model.fixed_seq_len else tokens
 
 
 def throughput_unit(plans: Iterable[Plan | None]) -> str:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.search.labels import FAR, Ints, pareto
+from meshwright.search.labels import FAR, Ints, joined, pareto
 from meshwright.search.problem import Exact
 
 _MOST_LAYERS, _MOST_LABELS = 24, 4000
@@ -84,7 +84,7 @@ def _ranges(exact: Exact, stage: int) -> list[_Labels] | None:
         parts = [_alone(exact, stage, layer, here)] if layer + 1 >= first_end else []
         if labels:
             parts.append(_extended(exact, stage, layer, here, whole[layer + 1], labels[-1]))
-        both = parts[0] if len(parts) == 1 else _joined(*parts)
+        both = parts[0] if len(parts) == 1 else joined(*parts)
         both = both.take(np.flatnonzero(both.memory <= exact.budget[stage]))
         both = both.take(pareto(both.end * exact.forward.shape[1] + both.strategy, both.time, both.memory))
         if len(both.time) > _MOST_LABELS:
@@ -114,16 +114,6 @@ def _extended(exact: Exact, stage: int, layer: int, here: NDArray[np.intp], swit
         time=time.ravel(),
         memory=memory.ravel(),
         later=np.tile(np.arange(count), len(here)),
-    )
-
-
-def _joined(one: _Labels, two: _Labels) -> _Labels:
-    return _Labels(
-        end=np.concatenate([one.end, two.end]),
-        strategy=np.concatenate([one.strategy, two.strategy]),
-        time=np.concatenate([one.time, two.time]),
-        memory=np.concatenate([one.memory, two.memory]),
-        later=np.concatenate([one.later, two.later]),
     )
 
 

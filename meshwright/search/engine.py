@@ -282,7 +282,8 @@ def _fixed(request: Request, plan: Plan) -> str:
     said = [f"{count} {what}" for count, what in fixed if count is not None]
     batch = request.job.global_batch_size
     if isinstance(batch, BatchRange):
-        sizes, is_whole = _batch_sizes(batch), batch.largest - batch.smallest < _FEW_SIZES
+        sizes = _batch_sizes(batch)
+        is_whole = len(sizes) == batch.largest - batch.smallest + 1
         tried = f"{batch.smallest} to {batch.largest}" if is_whole else ", ".join(map(str, sizes))
         said.append(f"batch sizes {tried}")
     elif batch == "auto":  # each size is searched by itself

@@ -14,10 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.search.additive import Labels
-from meshwright.search.labels import FAR, Ints, pareto_rows
+from meshwright.search.labels import FAR, Ints, pareto_rows, present
 from meshwright.search.peaks import Peaks
 from meshwright.search.problem import Exact
-from meshwright.search.pruning import Guides, completable, guides_of, reduced, with_room_for_moments
+from meshwright.search.pruning import Guides, completable, guides_of, narrowed
 from meshwright.search.relaxation import LayerProblem, prefix_sums, relax, suffix_sums
 
 _MAX_CANDIDATES = 150_000  # labels before dominance
@@ -44,16 +44,6 @@ def empty_rows(length: int) -> Rows:
     return Rows(values=np.zeros((0, 3), np.int64), entry=none, exit=none, plans=np.zeros((0, length), np.intp))
 
 
-def joined(one: Rows, two: Rows) -> Rows:
-    """Return the rows of both."""
-    return Rows(
-        values=np.concatenate([one.values, two.values]),
-        entry=np.concatenate([one.entry, two.entry]),
-        exit=np.concatenate([one.exit, two.exit]),
-        plans=np.concatenate([one.plans, two.plans]),
-    )
-
-
 @dataclass(frozen=True, kw_only=True)
 class Span:
     """Layers `start` to `end` as one stage. A choice's key is a weighted sum of F + B and g, and what it receives."""
@@ -63,6 +53,7 @@ class Span:
     end: int
     is_last: bool  # of the stages: the others send
     weights: tuple[int, int]
+    received: Ints  # [layout of the first layer] the cheapest that can be received, forward and backward
     once: int  # the stage's constant once-a-step time, part of g
 
     def key(self, values: Ints) -> Ints:
@@ -85,15 +76,6 @@ class Span:
                 values[:, way] += exact.border[way, layer, layouts]
         return values
 
-    def received(self, problem: LayerProblem, chosen: NDArray[np.intp]) -> Ints:
-        """Return what the key counts for receiving: the time of the first layer in `problem` beyond its own."""
-        nothing = np.zeros((len(chosen), 3), np.int64)
-        own = self.put_before(0, nothing, self.exact.layout[chosen], chosen)
-        if self.end > self.start + 1:  # the switch to the next layer is not the first one's
-            layouts = self.exact.layout[chosen]
-            own[:, :2] -= self.exact.switch[:, self.start + 1, layouts, layouts].T
-        return problem.time[0, chosen] - self.key(own)
-
 
 def rows_below(span: Span, problem: LayerProblem, limit: int, *, room: int = 1, deadline: float) -> tuple[Rows, bool]:
     """Return the rows with a key of at most `limit`, and whether that are all there are.
@@ -102,10 +84,10 @@ def rows_below(span: Span, problem: LayerProblem, limit: int, *, room: int = 1, 
     beyond `room` times the caps, or after `deadline`.
     """
     threshold = limit - span.weights[1] * span.once
-    narrowed = _narrowed(problem, threshold)
-    if narrowed is None:
+    left = _left(problem, threshold)
+    if left is None:
         return empty_rows(span.end - span.start), True
-    problem, peaks, guides, complete = narrowed
+    problem, peaks, guides, complete = left
     exact, labels = span.exact, np.zeros((1, 5), np.int64)  # F, B, g, P, b
     first, last = np.full(1, -1), np.full(1, -1)
     arrows: list[tuple[NDArray[np.intp], NDArray[np.intp]]] = []
@@ -118,7 +100,7 @@ def rows_below(span: Span, problem: LayerProblem, limit: int, *, room: int = 1, 
         values[:, 3], values[:, 4] = peaks.put_before(at, chosen, values[:, 3], values[:, 4])
         key = span.key(values)
         if at == 0:
-            key = key + span.received(problem, chosen)
+            key = key + span.weights[0] * span.received[exact.layout[chosen]]
         found = Labels(strategy=chosen, time=key, memory=values[:, 3], base=values[:, 4])
         keep = np.flatnonzero(completable(problem, guides, threshold, at, found))
         if complete:
@@ -139,20 +121,18 @@ def rows_below(span: Span, problem: LayerProblem, limit: int, *, room: int = 1, 
     return Rows(values=values, entry=first, exit=last, plans=_plans(arrows)), complete
 
 
-def _narrowed(problem: LayerProblem, threshold: int) -> tuple[LayerProblem, Peaks, Guides, bool] | None:
+def _left(problem: LayerProblem, threshold: int) -> tuple[LayerProblem, Peaks, Guides, bool] | None:
     """Return the problem less the choices of no plan within threshold and budget, its peaks, what labels keep to, and
     whether only the budget has forbidden something; None: nothing fits."""
-    relaxed, peaks = relax(problem), problem.peaks
-    if relaxed is None or peaks is None:
+    relaxed = relax(problem)
+    if relaxed is None:
         return None
     before = relaxed.before
     through = before.value + suffix_sums(problem, before.multipliers).value
-    smaller, any_time = (
-        with_room_for_moments(reduced(problem, before, through, most), peaks, before, most) for most in (threshold, FAR)
-    )
+    smaller, any_time = (narrowed(problem, before, through, most) for most in (threshold, FAR))
     complete = bool((smaller.time == any_time.time).all())
     guides = guides_of(smaller, prefix_sums(smaller, before.multipliers))
-    return smaller, peaks.within(smaller.time < FAR), guides, complete
+    return smaller, present(smaller.peaks), guides, complete
 
 
 def _plans(arrows: list[tuple[NDArray[np.intp], NDArray[np.intp]]]) -> NDArray[np.intp]:

@@ -224,12 +224,12 @@ def check_plan(plan: Plan, *, where: str) -> None:
             f"{where}: num_devices: the plan uses {plan.num_devices} of the cluster's {plan.cluster.num_devices} "
             "devices; describe the cluster that it uses"
         )
-    now = predict(plan)
-    if not _agree(plan.predicted, now):
+    now = as_priced_now(plan)
+    if now is not plan:
         raise UserError(
             f"{where}: predicted: {show_seconds(plan.predicted.step_s)} a step is not the price of this plan "
-            f"({show_seconds(now.step_s)}): its model, cluster, job or stages were changed since, or another version "
-            "priced it; plan again, or fill in what meshwright predict --json prints"
+            f"({show_seconds(_predicted(now).step_s)}): its model, cluster, job or stages were changed since, or "
+            "another version priced it; plan again, or fill in what meshwright predict --json prints"
         )
 
 

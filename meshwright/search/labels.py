@@ -6,9 +6,9 @@ int64 in the finest decimal unit (femtoseconds where it fits) in which no sum of
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,6 +32,12 @@ def present(value: _T | None) -> _T:
     if value is None:
         raise AssertionError("search: a value that must be there is missing")
     return value
+
+
+def joined(*parts: _T) -> _T:
+    """Return one dataclass of arrays with the rows of several, at least one."""
+    names = [one.name for one in fields(cast(Any, parts[0]))]
+    return type(parts[0])(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in names})
 
 
 def decimal_scale(largest_sum: float, most_digits: int) -> float:

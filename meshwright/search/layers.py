@@ -41,7 +41,7 @@ from meshwright.search.labels import (
     to_ints,
 )
 from meshwright.search.peaks import Peaks, highest, least_peak, near_undominated, undominated
-from meshwright.search.pruning import Guides, completable, guides_of, promising, reduced, with_room_for_moments
+from meshwright.search.pruning import Guides, completable, guides_of, narrowed, promising
 from meshwright.search.relaxation import (
     SLACK,
     LayerProblem,
@@ -49,8 +49,10 @@ from meshwright.search.relaxation import (
     Sums,
     change,
     crossed,
+    peaks_of,
     prefix_sums,
     relax,
+    seen,
     suffix_sums,
 )
 
@@ -267,8 +269,7 @@ def solve_fitting(
     allowed = problem.time < FAR
     if not allowed.any(axis=1).all():
         return None
-    memory, transients, freed = (np.where(allowed, part, 0) for part in (problem.memory, transients, freed))
-    peaks = Peaks(memory=memory, transient=transients, freed=freed)
+    peaks = peaks_of(problem, transients, freed)
     hint = Hint() if hint is None else hint
     weights = np.eye(len(allowed))[-1] if hint.weights is None else hint.weights
     relaxed = seen(problem, peaks, weights)
@@ -289,11 +290,6 @@ def solve_fitting(
         return None
     found = _solve_additive(replace(relaxed, peaks=peaks, weights=weights), limit, least)
     return None if found is None else found[1]
-
-
-def seen(problem: LayerProblem, peaks: Peaks, weights: Floats) -> LayerProblem:
-    """Return the relaxation with these weights of layers."""
-    return replace(problem, memory=np.where(problem.time < FAR, peaks.seen(weights), FAR))
 
 
 def _sharper(problem: LayerProblem, peaks: Peaks, weights: Floats, critical: int, limit: int) -> Floats | None:
@@ -399,7 +395,7 @@ def _solve_useful(problem: LayerProblem, limit: int, least: int) -> Found | None
     # The more choices, the nearer the best plan is to the bound, and the more labels lie between.
     share = _FIRST_GAP * min(1.0, _USUAL_CHOICES / np.count_nonzero(problem.time < FAR))
     gap, proved = max(share * abs(lower), float(problem.changes_base)), math.floor(lower * (1 - SLACK))
-    known: Found | None = None
+    known, tries = None, problem.peaks is not None
     while True:
         threshold = min(upper, int(lower + gap) + 1)
         if upper - threshold < (_NEAR if problem.peaks is None else 1) * gap:  # the plan in hand: no second pass
@@ -409,8 +405,8 @@ def _solve_useful(problem: LayerProblem, limit: int, least: int) -> Found | None
             if found is not None or threshold >= upper:
                 return found
             proved = threshold + 1
-            if problem.peaks is not None and known is None:  # labels are many, and a plan near the best saves most
-                known = _within(problem, before, through, upper, most=_PROMISING)
+            if tries:  # with peaks labels are many, and a plan near the best saves most of them
+                tries, known = False, _within(problem, before, through, upper, most=_PROMISING)
         except OutOfTime as late:
             raise OutOfTime(proved, known) from late
         upper = upper if known is None else known[0]
@@ -424,10 +420,8 @@ def _within(
 
     `before`: least sums of the layers before each choice; `through`: of all layers, through each choice.
     """
-    smaller, sums = reduced(problem, before, through, threshold), before
-    if problem.peaks is not None:
-        smaller = with_room_for_moments(smaller, problem.peaks, before, threshold)
-        sums = prefix_sums(smaller, before.multipliers)
+    smaller = narrowed(problem, before, through, threshold)
+    sums = before if problem.peaks is None else prefix_sums(smaller, before.multipliers)
     labels = _all_labels(smaller, sums, threshold, most)
     return (int(labels[0].time.min()), _read_plan(problem, labels)) if len(labels[0].time) else None
 
@@ -436,8 +430,6 @@ def _all_labels(problem: LayerProblem, before: Sums, threshold: int, most: int |
     """Return the labels of every layer that can be part of a plan within budget and threshold; of `most` the best."""
     num_layers = len(problem.time)
     num_choices = np.count_nonzero(problem.time < FAR, axis=1).tolist()
-    if problem.peaks is not None:
-        problem = replace(problem, peaks=problem.peaks.within(problem.time < FAR))
     guides = guides_of(problem, before)
     additive = Additive(problem, before, threshold) if problem.peaks is None else None
     labels = [_kept(problem, guides, threshold, num_layers - 1, _last_labels(problem))]

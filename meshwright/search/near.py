@@ -13,7 +13,16 @@ from numpy.typing import NDArray
 
 from meshwright.search.labels import FAR, Ints
 from meshwright.search.peaks import Peaks
-from meshwright.search.relaxation import LayerProblem, crossed_plan, plan_sums, prefix_sums, relax, suffix_sums
+from meshwright.search.relaxation import (
+    LayerProblem,
+    crossed_plan,
+    peaks_of,
+    plan_sums,
+    prefix_sums,
+    relax,
+    seen,
+    suffix_sums,
+)
 
 
 def good_fitting(problem: LayerProblem, transients: Ints, freed: Ints) -> NDArray[np.intp] | None:
@@ -22,10 +31,8 @@ def good_fitting(problem: LayerProblem, transients: Ints, freed: Ints) -> NDArra
     if not allowed.any(axis=1).all():
         return None
     if freed.any():
-        memory, transients, freed = (np.where(allowed, part, 0) for part in (problem.memory, transients, freed))
-        peaks = Peaks(memory=memory, transient=transients, freed=freed)
-        seen = np.where(allowed, peaks.seen(np.eye(len(allowed))[-1]), FAR)
-        return _crossed(replace(problem, memory=seen), peaks)
+        peaks = peaks_of(problem, transients, freed)
+        return _crossed(seen(problem, peaks, np.eye(len(allowed))[-1]), peaks)
     tops = {int(transients.min(axis=1).max()), int(transients[allowed].max())}
     found = [plan for top in sorted(tops) if (plan := _below(problem, transients, top)) is not None]
     return min(found, key=lambda plan: plan_sums(problem, plan), default=None)

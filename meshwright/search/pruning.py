@@ -21,7 +21,19 @@ from meshwright.search.relaxation import LayerProblem, Sums, prefix_sums, suffix
 Guides = tuple[tuple[Floats, Sums], ...]  # V of peaks.py by layer, and least sums of the layers before
 
 
-def reduced(problem: LayerProblem, before: Sums, through: Floats, threshold: int) -> LayerProblem:
+def narrowed(problem: LayerProblem, before: Sums, through: Floats, threshold: int) -> LayerProblem:
+    """Forbid the choices that no plan within threshold and budget contains; peaks know what is left.
+
+    `before`: least sums of the layers before each choice; `through`: of all layers, through each choice.
+    """
+    smaller = _reduced(problem, before, through, threshold)
+    if problem.peaks is None:
+        return smaller
+    smaller = _with_room_for_moments(smaller, problem.peaks, before, threshold)
+    return replace(smaller, peaks=problem.peaks.within(smaller.time < FAR))
+
+
+def _reduced(problem: LayerProblem, before: Sums, through: Floats, threshold: int) -> LayerProblem:
     """Forbid the choices that no plan within threshold and budget contains (reduced-cost fixing)."""
     room = most_weighted(problem, before, threshold) + before.multipliers * float(problem.budget)
     keep = (through[:-1] <= room[:, None, None]).all(axis=0)
@@ -29,14 +41,14 @@ def reduced(problem: LayerProblem, before: Sums, through: Floats, threshold: int
     return replace(problem, time=np.where(keep, problem.time, FAR), memory=np.where(keep, problem.memory, FAR))
 
 
-def with_room_for_moments(problem: LayerProblem, peaks: Peaks, before: Sums, threshold: int) -> LayerProblem:
+def _with_room_for_moments(problem: LayerProblem, peaks: Peaks, before: Sums, threshold: int) -> LayerProblem:
     """Forbid the choices that no plan within threshold and budget contains, each being what the peak falls on."""
     lam = before.multipliers
     own = np.append(lam, 1.0)[:, None, None] * (peaks.transient + peaks.freed).astype(float)
     later = np.where(problem.time < FAR, peaks.memory - peaks.freed, FAR)
     front = prefix_sums(_plain(problem, peaks), lam)
     back = suffix_sums(replace(problem, memory=later, peaks=None), lam)
-    return reduced(problem, before, front.value + back.value + own, threshold)
+    return _reduced(problem, before, front.value + back.value + own, threshold)
 
 
 def _plain(problem: LayerProblem, peaks: Peaks) -> LayerProblem:

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.search.bound import B, C, F, Pipe, first_labels, next_labels
-from meshwright.search.labels import FAR, Ints, pareto_rows
+from meshwright.search.labels import FAR, Ints, joined, pareto_rows
 from meshwright.search.rows import Cell, Table, options
 
 Cells = list[dict[int, dict[int, Cell]]]  # [stage][start][end]
@@ -184,13 +184,7 @@ def _place(
             parts.append(_Place(labels=labels, end=fill + end, row=rows, exit=fill + exit_layout, later=after))
     if not parts:
         return None
-    return _Place(
-        labels=np.concatenate([part.labels for part in parts]),
-        end=np.concatenate([part.end for part in parts]),
-        row=np.concatenate([part.row for part in parts]),
-        exit=np.concatenate([part.exit for part in parts]),
-        later=np.concatenate([part.later for part in parts]),
-    )
+    return joined(*parts)
 
 
 def _select(place: _Place, keep: NDArray[np.intp]) -> _Place:
@@ -250,12 +244,7 @@ def all_below(table: Table, cells: Cells, limit: int, cap: int) -> Leaves | None
                 parts = list(_ways(table, stage, start, ends, layout, later))
                 if not parts:
                     continue
-                ways = _Ways(
-                    labels=np.concatenate([part.labels for part in parts]),
-                    values=np.concatenate([part.values for part in parts]),
-                    cuts=np.concatenate([part.cuts for part in parts]),
-                    rows=np.concatenate([part.rows for part in parts]),
-                )
+                ways = joined(*parts)
                 ended = ways.labels[:, 3] + up_f[stage][start]
                 below = np.maximum(ended, ways.labels[:, 2] + up_c[stage][start]) < limit
                 here[start, layout] = _less_tails(ways.take(np.flatnonzero(below)))

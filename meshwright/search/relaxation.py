@@ -8,7 +8,7 @@ multiplier and strategy); they give the bound, what no plan below a threshold co
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,6 +53,18 @@ class Sums:
     peak: Ints | None = None  # [lam + 1, layer, strategy]
     base: Ints | None = None  # [lam + 1, layer, strategy]
     beside: NDArray[np.intp] | None = None  # [lam + 1, layer, strategy]
+
+
+def peaks_of(problem: LayerProblem, transients: Ints, freed: Ints) -> Peaks:
+    """Return what the peaks of a problem's choices are made of."""
+    allowed = problem.time < FAR
+    memory, transient, freed = (np.where(allowed, part, 0) for part in (problem.memory, transients, freed))
+    return Peaks(memory=memory, transient=transient, freed=freed)
+
+
+def seen(problem: LayerProblem, peaks: Peaks, weights: Floats) -> LayerProblem:
+    """Return the relaxation in which memory is a plain sum, with these weights of layers."""
+    return replace(problem, memory=np.where(problem.time < FAR, peaks.seen(weights), FAR))
 
 
 def plan_sums(problem: LayerProblem, plan: NDArray[np.intp]) -> tuple[int, int]:

@@ -25,12 +25,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.search.bound import H0, H1, H2, B, C, F, G, Pipe, exact_values, slopes
-from meshwright.search.enumeration import Rows, Span, TooManyLabels, empty_rows, joined, rows_below
-from meshwright.search.labels import FAR, SLACK, Floats, Ints, Switch, present
-from meshwright.search.layers import Hint, OutOfTime, seen, solve_fitting
-from meshwright.search.peaks import Peaks
+from meshwright.search.enumeration import Rows, Span, TooManyLabels, empty_rows, rows_below
+from meshwright.search.labels import FAR, SLACK, Floats, Ints, Switch, joined, present
+from meshwright.search.layers import Hint, OutOfTime, solve_fitting
 from meshwright.search.problem import Exact
-from meshwright.search.relaxation import LayerProblem, plan_sums
+from meshwright.search.relaxation import LayerProblem, peaks_of, plan_sums, seen
 
 _FACETS = 8
 _FEW_PLANS = 20_000  # so many choices are enumerated at once
@@ -133,6 +132,10 @@ class Table:
         """Return [2, layout handed in, layout of layer `start`]: what the receiver pays."""
         exact = self.exact
         return exact.border[:, start - 1][:, :, None] + exact.enter[:, start]
+
+    def _cheapest_received(self, start: int) -> Ints:
+        """Return [layout of layer `start`] what the receiver pays at least, forward and backward."""
+        return self.received(start).sum(axis=0).min(axis=0) if start else np.zeros(self.exact.num_layouts, np.int64)
 
     @property
     def can_widen(self) -> bool:
@@ -295,9 +298,10 @@ class Table:
         allowed = np.stack([self.allowed(layer, tied) for layer in range(cell.start, cell.end)])
         parts = [np.where(allowed, part[span], 0) for part in (exact.forward, exact.backward, exact.step)]
         time = weights[0] * (parts[0] + parts[1]) + weights[1] * parts[2]
-        if cell.start > 0:
-            received = self.received(cell.start).sum(axis=0)
-            time[0] += weights[0] * (received.min(axis=0) if before < 0 else received[before])[exact.layout]
+        if before < 0:
+            time[0] += weights[0] * self._cheapest_received(cell.start)[exact.layout]
+        else:
+            time[0] += weights[0] * self.received(cell.start)[:, before].sum(axis=0)[exact.layout]
         if cell.stage < self.last_stage:
             sent = exact.border[:, cell.end - 1].sum(axis=0)
             if after >= 0:
@@ -332,13 +336,6 @@ class Table:
             hint = self._hints.setdefault((cell.stage, cell.end - cell.start), Hint())
             cell.cheapest[key] = solve_fitting(problem, transient, self.exact.freed[span], hint=hint)
         return cell.cheapest[key]
-
-    def _peaks(self, cell: Cell, problem: LayerProblem) -> Peaks:
-        """Return what the peak of the cell's choices depends on beside their memory."""
-        span, allowed = slice(cell.start, cell.end), problem.time < FAR
-        memory = np.where(allowed, problem.memory, 0)
-        transient, freed = (np.where(allowed, part[span], 0) for part in (self.exact.transient, self.exact.freed))
-        return Peaks(memory=memory, transient=transient, freed=freed).within(allowed)
 
     def row_of(self, cell: Cell, plan: NDArray[np.intp], tied: int) -> Ints:
         """Return (F, B, g) of a choice, without what is received."""
@@ -452,7 +449,7 @@ class Table:
         problem, count = present(cell.problem), cell.end - cell.start
         known = self._hints.get((cell.stage, count), Hint()).weights
         weights = np.eye(count)[-1] if known is None else known
-        peaks = self._peaks(cell, problem)
+        peaks = peaks_of(problem, self.exact.transient[cell.start : cell.end], self.exact.freed[cell.start : cell.end])
         whole = replace(seen(problem, peaks, weights), peaks=peaks, weights=weights)
         span = Span(
             exact=self.exact,
@@ -460,6 +457,7 @@ class Table:
             end=cell.end,
             is_last=cell.stage == self.last_stage,
             weights=cell.key_weights,
+            received=self._cheapest_received(cell.start),
             once=self.once(cell.stage, tied),
         )
         return rows_below(span, whole, limit, room=self.room, deadline=self.deadline)

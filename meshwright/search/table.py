@@ -125,7 +125,7 @@ def _layer_row(setting: Setting, layer: LayerSpec, candidates: tuple[Strategy, .
             continue
         cost = layer_cost(layer, parameters, strategy, setting.micro_batch_samples, setting.job, setting.cluster)
         used = bound_bytes(
-            cost, passes, made_gradient_bytes(setting.model, layer, strategy, setting.job, setting.num_stages)
+            cost, passes, made_gradient_bytes(setting.model, layer, cost, strategy, setting.job, setting.num_stages)
         )
         row[:, column] = (
             cost.micro_batch.forward.total_s,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import re
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
@@ -59,9 +60,7 @@ def model(name_or_path: str | Path) -> ModelSpec:
         return _shipped_model(text.lower())
     if _looks_like_file(text):
         return _model_from_any_file(Path(name_or_path))
-    close = ", ".join(difflib.get_close_matches(text.lower(), model_names(), _NUM_CLOSE_MATCHES, cutoff=0.5))
-    hint = f"did you mean {close}?" if close else f"known: {', '.join(model_names())}"
-    raise UserError(f"model: {shorten(text)} is neither a known model nor a file; {hint}")
+    raise UserError(f"model: {shorten(text)} is neither a known model nor a file; {_hint(text, model_names())}")
 
 
 def cluster(text_or_path: str | Path, *, by_data_sheet: bool = False) -> ClusterSpec:
@@ -108,12 +107,16 @@ def _cluster_from_text(text: str, *, by_data_sheet: bool) -> ClusterSpec:
     )
 
 
+def _hint(text: str, known: Sequence[str]) -> str:
+    """Return the known names that are like `text`, or all of them."""
+    close = ", ".join(difflib.get_close_matches(text.lower(), known, _NUM_CLOSE_MATCHES, cutoff=0.5))
+    return f"did you mean {close}?" if close else f"known: {', '.join(known)}"
+
+
 def _device_entry(kind: str) -> DeviceEntry:
     devices, kind = _devices(), _OTHER_NAMES.get(kind, kind)
     if kind not in devices:
-        close = ", ".join(difflib.get_close_matches(kind, device_names(), _NUM_CLOSE_MATCHES, cutoff=0.5))
-        hint = f"did you mean {close}?" if close else f"known: {', '.join(device_names())}"
-        raise UserError(f"device: {shorten(kind)} is not known; {hint}")
+        raise UserError(f"device: {shorten(kind)} is not known; {_hint(kind, device_names())}")
     return devices[kind]
 
 

@@ -94,6 +94,6 @@ def test_an_explanation_says_what_there_was_no_time_for():
     assert request.budget.memory_bytes in [point.memory_bytes for point in points]
     assert "the search at budgets of" in cut_short[-1]
     started = time.perf_counter()
-    found = explain.explain(plan.plan, time_limit_s=0.1)
-    assert time.perf_counter() - started < 2 * 0.1 + SLACK_S
+    found = explain.explain(plan.plan, time_limit_s=0.01)
+    assert time.perf_counter() - started < 2 * 0.01 + SLACK_S
     assert found.cut_short
